@@ -1,0 +1,96 @@
+"""taskqd: a Postgres-backed job system for Python services, delivered as a daemon.
+
+The public names below are imported when they are first used, so that ``import taskqd`` itself loads nothing.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # as type checkers read it, without importing typing at run time
+if TYPE_CHECKING:
+    from taskqd.actors.actor import ActorRef as ActorRef
+    from taskqd.actors.actor import actor as actor
+    from taskqd.actors.context import JobContext as JobContext
+    from taskqd.client.batch import EnqueueItem as EnqueueItem
+    from taskqd.client.batch import wait_for_batch as wait_for_batch
+    from taskqd.client.handle import JobHandle as JobHandle
+    from taskqd.client.taskq import TaskQ as TaskQ
+    from taskqd.domain.errors import ActorDefinitionError as ActorDefinitionError
+    from taskqd.domain.errors import BudgetExceededError as BudgetExceededError
+    from taskqd.domain.errors import ConfigError as ConfigError
+    from taskqd.domain.errors import DatabaseAuthError as DatabaseAuthError
+    from taskqd.domain.errors import DatabaseUnavailableError as DatabaseUnavailableError
+    from taskqd.domain.errors import EmptyBatchError as EmptyBatchError
+    from taskqd.domain.errors import IdempotencyKeyActorMismatchError as IdempotencyKeyActorMismatchError
+    from taskqd.domain.errors import JobFailed as JobFailed
+    from taskqd.domain.errors import JobNotFoundError as JobNotFoundError
+    from taskqd.domain.errors import MigrationChecksumError as MigrationChecksumError
+    from taskqd.domain.errors import MigrationLockTimeoutError as MigrationLockTimeoutError
+    from taskqd.domain.errors import PayloadNotStorableError as PayloadNotStorableError
+    from taskqd.domain.errors import PayloadValidationError as PayloadValidationError
+    from taskqd.domain.errors import RegistryError as RegistryError
+    from taskqd.domain.errors import ResultTooLarge as ResultTooLarge
+    from taskqd.domain.errors import SchemaNotMigratedError as SchemaNotMigratedError
+    from taskqd.domain.errors import SchemaOutOfRangeError as SchemaOutOfRangeError
+    from taskqd.domain.errors import SubEnqueueError as SubEnqueueError
+    from taskqd.domain.errors import TaskQError as TaskQError
+    from taskqd.domain.ids import new_uuid as new_uuid
+    from taskqd.domain.retry import RetryPolicy as RetryPolicy
+    from taskqd.domain.signals import CancelOrigin as CancelOrigin
+    from taskqd.domain.signals import RetryAfter as RetryAfter
+    from taskqd.domain.signals import Snooze as Snooze
+    from taskqd.domain.status import JobStatus as JobStatus
+    from taskqd.settings.errors import SettingsError as SettingsError
+
+__version__ = "0.1.0"
+
+_EXPORTS: dict[str, tuple[str, ...]] = {
+    "taskqd.actors.actor": ("ActorRef", "actor"),
+    "taskqd.actors.context": ("JobContext",),
+    "taskqd.client.batch": ("EnqueueItem", "wait_for_batch"),
+    "taskqd.client.handle": ("JobHandle",),
+    "taskqd.client.taskq": ("TaskQ",),
+    "taskqd.domain.errors": (
+        "ActorDefinitionError",
+        "BudgetExceededError",
+        "ConfigError",
+        "DatabaseAuthError",
+        "DatabaseUnavailableError",
+        "EmptyBatchError",
+        "IdempotencyKeyActorMismatchError",
+        "JobFailed",
+        "JobNotFoundError",
+        "MigrationChecksumError",
+        "MigrationLockTimeoutError",
+        "PayloadNotStorableError",
+        "PayloadValidationError",
+        "RegistryError",
+        "ResultTooLarge",
+        "SchemaNotMigratedError",
+        "SchemaOutOfRangeError",
+        "SubEnqueueError",
+        "TaskQError",
+    ),
+    "taskqd.domain.ids": ("new_uuid",),
+    "taskqd.domain.retry": ("RetryPolicy",),
+    "taskqd.domain.signals": ("CancelOrigin", "RetryAfter", "Snooze"),
+    "taskqd.domain.status": ("JobStatus",),
+    "taskqd.settings.errors": ("SettingsError",),
+}
+_HOME = {name: module for module, names in _EXPORTS.items() for name in names}
+
+__all__ = sorted(_HOME)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> object:
+    module = _HOME.get(name)
+    if module is None:
+        raise AttributeError(f"module 'taskqd' has no attribute {name!r}")
+    from importlib import import_module
+
+    value: object = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,76 @@
+"""The first lines of a supervised child: it must not outlive its supervisor, and must be able to show its
+stack.
+
+Imports little and runs before everything else, so that no slow or broken import comes first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import traceback
+from types import TracebackType
+from typing import TextIO
+
+_PR_SET_PDEATHSIG = 1
+_ORPHANED = 75
+_OOM_SCORE = "300"
+
+
+def arm() -> None:
+    """Bind this process to its supervisor; without one, only make ``SIGUSR1`` dump every thread's stack.
+
+    The kernel kills this process when the supervisor ends, whatever this process does then (idle, spinning,
+    blocked in C). Ends the process with 75 when the supervisor is gone already.
+    """
+    supervisor = os.environ.pop("TASKQD_SUPERVISOR_PID", None)
+    if supervisor is not None:
+        _die_with_parent()
+        # Only now: a parent that died before the signal was armed would never be noticed.
+        if os.getppid() != int(supervisor):
+            os._exit(_ORPHANED)
+        _prefer_as_oom_victim()
+    _show_stacks_in(_dump_file())
+
+
+def _die_with_parent() -> None:
+    # The signal follows the parent's *thread* that made this process: the supervisor has only one. It
+    # survives exec and is cleared by fork, so that what this process starts has to arm its own.
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _prefer_as_oom_victim() -> None:
+    try:
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write(_OOM_SCORE)
+    except OSError:
+        return  # no such file outside Linux, or read-only in a sandbox: the kernel chooses by size then
+
+
+def _dump_file() -> TextIO:
+    """Return the file that the supervisor reads after this process hung or died, else standard error."""
+    number = os.environ.pop("TASKQD_DUMP_FD", None)
+    if number is None:
+        return sys.stderr
+    os.set_inheritable(int(number), False)
+    return open(int(number), "a", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+
+
+def _show_stacks_in(file: TextIO) -> None:
+    # Both work from C, so that a stack is shown even while the interpreter lock is held.
+    faulthandler.enable(file=file, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, file=file, all_threads=True, chain=False)
+    if file is sys.stderr:
+        return
+
+    def show_uncaught(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None, /
+    ) -> None:
+        traceback.print_exception(kind, error, trace, file=file)
+        sys.__excepthook__(kind, error, trace)
+
+    sys.excepthook = show_uncaught

@@ -1,0 +1,145 @@
+"""A supervised child's link to its supervisor: beats up, stop requests down."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from taskqd.health.lines import LineProtocol, Message
+
+PROTOCOL_VERSION = 1
+BEAT_INTERVAL = 1.0
+_ORPHANED = 75
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A request to stop. The times are absolute, in nanoseconds of ``CLOCK_MONOTONIC``, which all processes
+    share.
+
+    ``cancel_ns``: when to cancel what still runs. ``force_ns``: when to release what still runs.
+    ``deadline_ns``: when the process must be gone; it is killed then.
+    """
+
+    deadline_ns: int
+    cancel_ns: int
+    force_ns: int
+    reason: str
+
+
+def _no_quiet(_quiet: bool) -> None:
+    """What a process that claims nothing does about ``quiet``."""
+
+
+class ControlLink:
+    """Pushes a beat each second from the event loop, so that a blocked loop is a missing beat.
+
+    When the supervisor's end closes, the supervisor is gone and this process ends at once with 75: a
+    successor may be starting the same worker.
+    """
+
+    def __init__(self, sock: socket.socket, *, name: str, index: int, role: str) -> None:
+        self._socket = sock
+        self._identity: Message = {"name": name, "index": index, "role": role}
+        self._lines = LineProtocol(self._receive, self._lost)
+        self._beat: Callable[[], dict[str, object]] = dict
+        self._on_drain: Callable[[Drain], None] | None = None
+        self._on_quiet: Callable[[bool], None] = _no_quiet
+        self._timer: asyncio.TimerHandle | None = None
+        self._expected = 0.0
+        self._sequence = 0
+
+    @classmethod
+    def from_environ(cls) -> ControlLink | None:
+        """Return the link that the supervisor passed down, or None in a process that has no supervisor."""
+        number = os.environ.pop("TASKQD_CONTROL_FD", None)
+        if number is None:
+            return None
+        os.set_inheritable(int(number), False)
+        return cls(
+            socket.socket(fileno=int(number)),
+            name=os.environ.get("TASKQD_NAME", ""),
+            index=int(os.environ.get("TASKQD_INDEX", "0")),
+            role=os.environ.get("TASKQD_ROLE", "worker"),
+        )
+
+    async def start(
+        self,
+        beat: Callable[[], dict[str, object]],
+        on_drain: Callable[[Drain], None],
+        on_quiet: Callable[[bool], None] = _no_quiet,
+    ) -> None:
+        """Say hello and begin to beat.
+
+        ``beat`` returns the fields of one beat and is called on the loop each second: it must be quick.
+        ``on_drain`` may be called again with earlier times. ``on_quiet(True)`` asks to claim nothing more for
+        now.
+        """
+        self._beat, self._on_drain, self._on_quiet = beat, on_drain, on_quiet
+        loop = asyncio.get_running_loop()
+        self._socket.setblocking(False)
+        await loop.create_unix_connection(lambda: self._lines, sock=self._socket)
+        self._lines.send({"op": "hello", "v": PROTOCOL_VERSION, "pid": os.getpid(), **self._identity})
+        self._expected = time.monotonic()
+        self._push()
+
+    def send_progress(self, step: str) -> None:
+        """Tell that booting goes on: renews the supervisor's boot deadline, up to its hard limit."""
+        self._lines.send({"op": "boot", "step": step})
+
+    def send_ready(self) -> None:
+        """Tell that this process does its work now. Call it once."""
+        self._lines.send({"op": "ready"})
+
+    def send_draining(self, phase: str, inflight: int) -> None:
+        """Tell how far a stop has come."""
+        self._lines.send({"op": "draining", "phase": phase, "inflight": inflight})
+
+    async def close(self, reason: str) -> None:
+        """Say goodbye and stop beating; the process is about to end by itself."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._lines.send({"op": "bye", "reason": reason})
+        self._lines.close()
+        await asyncio.sleep(0)
+
+    def _push(self) -> None:
+        now = time.monotonic()
+        lag_ms = max(0.0, now - self._expected) * 1000
+        self._sequence += 1
+        message: Message = {"op": "beat", "seq": self._sequence, "lag_ms": round(lag_ms, 1)}
+        try:
+            message.update(self._beat())
+        except Exception as error:
+            # The loop lives, which is what a beat says; what failed is told in it and logged by the
+            # supervisor.
+            message["error"] = f"{type(error).__name__}: {error}"
+        self._lines.send(message, droppable=True)
+        self._expected = now + BEAT_INTERVAL
+        self._timer = asyncio.get_running_loop().call_later(BEAT_INTERVAL, self._push)
+
+    def _receive(self, message: Message) -> None:
+        match message["op"]:
+            case "drain" if self._on_drain is not None:
+                self._on_drain(
+                    Drain(
+                        deadline_ns=int(message["deadline_ns"]),
+                        cancel_ns=int(message["cancel_ns"]),
+                        force_ns=int(message["force_ns"]),
+                        reason=str(message["reason"]),
+                    )
+                )
+            case "quiet":
+                self._on_quiet(True)
+            case "resume":
+                self._on_quiet(False)
+            case _:
+                pass  # a newer supervisor may say more than this version knows
+
+    def _lost(self, _reason: str) -> None:
+        os._exit(_ORPHANED)

@@ -1,0 +1,82 @@
+"""One JSON object per line over a stream socket: the codec between a supervisor and its children."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+LINE_LIMIT = 64 * 1024
+"""Bytes of the longest line; a longer one ends the connection."""
+
+Message = dict[str, Any]
+
+
+class LineProtocol(asyncio.Protocol):
+    """Calls ``on_message`` for every message, and ``on_lost(reason)`` once when the connection ends.
+
+    A line that is no JSON object with an ``op``, or is too long, ends the connection.
+    """
+
+    def __init__(self, on_message: Callable[[Message], None], on_lost: Callable[[str], None]) -> None:
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport | None = None
+        self._pending = b""
+        self._fault = ""
+
+    def send(self, message: Mapping[str, object], *, droppable: bool = False) -> bool:
+        """Write one message without ever waiting. Returns False when it was not taken.
+
+        A ``droppable`` message is not taken while earlier ones are unread: a stopped reader must not make
+        this process grow.
+        """
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return False
+        if transport.get_write_buffer_size() > (0 if droppable else LINE_LIMIT):
+            return False
+        transport.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        return True
+
+    def close(self) -> None:
+        """Close the connection after what was sent is written. ``on_lost`` is not called."""
+        self._on_lost = _ignore
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # what a stream socket always gives
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        for line in lines:
+            if self._fault:
+                return
+            self._take(line)
+        if len(self._pending) > LINE_LIMIT:
+            self._break(f"a line of more than {LINE_LIMIT} bytes")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._on_lost(self._fault or (str(exc) if exc else "closed"))
+
+    def _take(self, line: bytes) -> None:
+        try:
+            message = json.loads(line)
+        except ValueError:
+            message = None
+        if not isinstance(message, dict) or not isinstance(message.get("op"), str):
+            self._break(f"not a message: {line[:80]!r}")
+        else:
+            self._on_message(message)
+
+    def _break(self, fault: str) -> None:
+        self._fault = fault
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def _ignore(_reason: str) -> None:
+    """Nobody is left to tell."""

@@ -1,0 +1,213 @@
+"""The health socket of a process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskqd.domain.errors import ConfigError
+from taskqd.health.server import MAX_PATH_BYTES, HealthServer, Report
+
+
+@contextlib.asynccontextmanager
+async def serving(path: Path, **overrides: Any) -> AsyncIterator[HealthServer]:
+    options: dict[str, Any] = {"live": lambda: Report(True), "ready": lambda: Report(True, {"reason": "8/8"})}
+    server = HealthServer(str(path), **{**options, **overrides})
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+async def ask(path: Path, request: bytes) -> tuple[int, str, bytes]:
+    async with asyncio.timeout(10):
+        reader, writer = await asyncio.open_unix_connection(str(path))
+        writer.write(request)
+        answer = await reader.read()
+        writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    _, code, reason = head.split(b"\r\n")[0].decode().split(" ", 2)
+    return int(code), reason, body
+
+
+async def get(path: Path, target: str) -> tuple[int, str, bytes]:
+    return await ask(path, f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+
+
+async def test_answers_checks_and_metrics(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    not_ready = Report(False, {"reason": "io.1 is booting", "slots": 2})
+    async with serving(path, ready=lambda: not_ready, metrics=lambda: "up 1\n"):
+        assert (await get(path, "/live"))[:2] == (200, "ok")
+        code, reason, body = await get(path, "/ready?verbose=1")
+        assert (code, reason) == (503, "io.1 is booting")
+        assert json.loads(body) == {"ok": False, "reason": "io.1 is booting", "slots": 2}
+        assert (await get(path, "/metrics"))[2] == b"up 1\n"
+
+
+async def test_names_the_paths_that_exist(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    async with serving(path, routes={"/status": lambda: Report(True)}):
+        code, reason, _ = await get(path, "/stats")
+        assert code == 404
+        assert reason == "no /stats; there are /live, /ready, /status"
+
+
+async def test_a_check_that_raises_is_a_500_and_the_server_lives(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+
+    def broken() -> Report:
+        raise RuntimeError("two\nlines")
+
+    async with serving(path, ready=broken):
+        code, reason, _ = await get(path, "/ready")
+        assert (code, reason) == (500, "the check itself failed: RuntimeError: two lines")
+        assert (await get(path, "/live"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "code"),
+    [
+        (b"POST /live HTTP/1.1\r\n\r\n", 405),
+        (b"GET /live HTTP/1.1\r\nX: " + b"x" * 70_000 + b"\r\n\r\n", 431),
+        (b"\xff\xfe\r\n\r\n", 404),
+    ],
+)
+async def test_bad_requests_are_refused(tmp_path: Path, request_bytes: bytes, code: int) -> None:
+    path = tmp_path / "a.sock"
+    async with serving(path):
+        assert (await ask(path, request_bytes))[0] == code
+
+
+async def test_an_asker_that_says_nothing_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    async with serving(path), asyncio.timeout(20):
+        reader, writer = await asyncio.open_unix_connection(str(path))
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_the_socket_is_private_and_removed_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    async with serving(path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert not path.exists()
+
+
+async def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    async with serving(path):
+        with pytest.raises(ConfigError, match="another process listens"):
+            await HealthServer(str(path), live=lambda: Report(True), ready=lambda: Report(True)).start()
+        assert (await get(path, "/live"))[0] == 200
+
+
+async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    path.write_text("mine")
+    with pytest.raises(ConfigError, match="is not a socket"):
+        await HealthServer(str(path), live=lambda: Report(True), ready=lambda: Report(True)).start()
+    assert path.read_text() == "mine"
+
+
+async def test_stop_leaves_the_socket_of_a_successor(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    async with serving(path):
+        path.unlink()
+        with socket.socket(socket.AF_UNIX) as successor:
+            successor.bind(str(path))
+    assert path.exists()
+
+
+def test_a_long_path_is_refused_with_the_limit(tmp_path: Path) -> None:
+    path = str(tmp_path / ("x" * MAX_PATH_BYTES))
+    with pytest.raises(ConfigError, match=rf"{len(path)} bytes long, the limit is {MAX_PATH_BYTES}"):
+        HealthServer(path, live=lambda: Report(True), ready=lambda: Report(True))
+
+
+async def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    path = str(tmp_path / "gone" / "a.sock")
+    with pytest.raises(ConfigError, match=r"cannot create the socket .*gone.*: No such file"):
+        await HealthServer(path, live=lambda: Report(True), ready=lambda: Report(True)).start()
+
+
+# -- the probe ------------------------------------------------------------------------------------
+
+
+async def probe(*argv: str, **environ: str) -> tuple[int, str]:
+    script = "import sys; from taskqd.health.probe import main; sys.exit(main(sys.argv[1:]))"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        script,
+        *argv,
+        stdout=subprocess.PIPE,
+        env={**{k: v for k, v in os.environ.items() if k != "TASKQD_SOCKET"}, **environ},
+    )
+    async with asyncio.timeout(30):
+        output, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, output.decode().strip()
+
+
+async def test_the_probe_says_yes_no_or_why_it_cannot(tmp_path: Path) -> None:
+    path = tmp_path / "g.sock"
+    async with serving(path, ready=lambda: Report(False, {"reason": "io.1 is booting"})):
+        assert await probe("live", "--socket", str(path)) == (0, "live: ok")
+        assert await probe("ready", TASKQD_SOCKET=str(path)) == (1, "ready: io.1 is booting")
+        assert (await probe("startup", "--socket", str(path)))[0] == 1
+        assert await probe("live", RUNTIME_DIRECTORY=str(tmp_path)) == (0, "live: ok")
+    code, output = await probe("live", "--socket", str(path))
+    assert code == 1
+    assert "no answer" in output
+
+
+async def test_the_probe_does_not_guess_between_two_groups(tmp_path: Path) -> None:
+    async with serving(tmp_path / "a.sock"), serving(tmp_path / "b.sock"):
+        code, output = await probe("live", RUNTIME_DIRECTORY=str(tmp_path))
+    assert code == 1
+    assert "2 groups" in output
+
+
+async def test_the_probe_gives_up_on_a_process_that_does_not_answer(tmp_path: Path) -> None:
+    path = tmp_path / "g.sock"
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(path))
+        silent.listen()
+        started = asyncio.get_running_loop().time()
+        code, _ = await probe("live", "--socket", str(path))
+        assert code == 1
+        assert asyncio.get_running_loop().time() - started < 20
+
+
+async def test_wrong_usage_is_2(tmp_path: Path) -> None:
+    assert (await probe())[0] == 2
+    assert (await probe("alive"))[0] == 2
+    assert (await probe("live", "--sock", "x"))[0] == 2
+
+
+def test_the_probe_imports_next_to_nothing() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import taskqd.health.probe; "
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    output = subprocess.run(
+        [sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, timeout=30
+    )
+    allowed = {"taskqd", "taskqd.health", "taskqd.health.probe", "_socket", "os", "stat", "_stat"}
+    allowed |= {"os.path", "posixpath", "genericpath", "_collections_abc", "abc", "_abc", "__future__"}
+    assert set(output.stdout.split()) <= allowed

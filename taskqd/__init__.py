@@ -78,7 +78,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 
-__all__ = sorted(_HOME)  # noqa: PLE0605
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> object:

@@ -1,0 +1,95 @@
+"""The rules between settings: pure arithmetic over values that are each valid alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from taskqd.settings.model import Settings
+
+STOP_TAIL = 5.0
+"""Seconds of the termination grace that must remain after both grace periods, to close and exit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One broken rule: the first setting in ``values`` must be ``bound``, which the others are part of."""
+
+    bound: str
+    values: dict[str, object]
+
+    @property
+    def field(self) -> str:
+        """The setting that breaks the rule."""
+        return next(iter(self.values))
+
+
+def lease_floor(interval: float, timeout: float, failures: int) -> float:
+    """Return the shortest lease in seconds that a worker keeps while its heartbeat fails as often as allowed.
+
+    ``interval`` and ``timeout`` are those of a beat, ``failures`` is how many may fail in a row. A failed
+    beat costs at most interval + timeout, and one more may pass before the first failure shows. 58 at the
+    defaults.
+    """
+    return max(interval, timeout) + (failures + 1) * (interval + timeout)
+
+
+def violations(settings: Settings) -> list[Violation]:
+    """Return every rule that ``settings`` breaks."""
+    return [*_lease(settings), *_shutdown(settings), *_watchdog(settings), *_pooler(settings)]
+
+
+def _lease(s: Settings) -> list[Violation]:
+    interval, timeout, failures = s.heartbeat_interval, s.heartbeat_command_timeout, s.max_heartbeat_failures
+    floor = lease_floor(interval, timeout, failures)
+    if s.lock_lease >= floor:
+        return []
+    terms = f"max({interval:g}, {timeout:g}) + ({failures} + 1) × ({interval:g} + {timeout:g})"
+    names = ("heartbeat_interval", "heartbeat_command_timeout", "max_heartbeat_failures")
+    return [_broken(s, "lock_lease", f"at least {floor:g} = {terms}", *names)]
+
+
+def _shutdown(s: Settings) -> list[Violation]:
+    found = []
+    cancel, cleanup = s.cancellation_grace_period, s.cleanup_grace_period
+    graces = ("cancellation_grace_period", "cleanup_grace_period")
+    if not cancel + cleanup < s.termination_grace_period - STOP_TAIL:
+        terms = f"{cancel:g} + {cleanup:g} + {STOP_TAIL:g} to close and exit"
+        bound = f"above {cancel + cleanup + STOP_TAIL:g} = {terms}"
+        found.append(_broken(s, "termination_grace_period", bound, *graces))
+    if not cancel + cleanup < s.lock_lease:
+        bound = f"above {cancel + cleanup:g} = {cancel:g} + {cleanup:g}"
+        found.append(_broken(s, "lock_lease", bound, *graces))
+    return found
+
+
+def _watchdog(s: Settings) -> list[Violation]:
+    if not s.watchdog_enabled:
+        return []
+    found = []
+    budget, interval = s.watchdog_loop_lag_budget, s.heartbeat_interval
+    if not budget + interval < s.lock_lease:
+        bound = f"above {budget + interval:g} = {budget:g} + {interval:g}"
+        found.append(_broken(s, "lock_lease", bound, "watchdog_loop_lag_budget", "heartbeat_interval"))
+    if not budget > s.watchdog_check_interval:
+        bound = f"above {s.watchdog_check_interval:g}"
+        found.append(_broken(s, "watchdog_loop_lag_budget", bound, "watchdog_check_interval"))
+    if not s.watchdog_loop_lag_warn_budget < budget:
+        bound = f"below {budget:g}"
+        found.append(_broken(s, "watchdog_loop_lag_warn_budget", bound, "watchdog_loop_lag_budget"))
+    return found
+
+
+def _pooler(s: Settings) -> list[Violation]:
+    if not s.pg_is_pooled or s.direct_dsn() != s.pooled_dsn():
+        return []
+    bound = (
+        "false while one DSN serves everything, as LISTEN and advisory locks need sessions that a pooler "
+        "cannot give; set TASKQ_PG_DSN_DIRECT to the server itself"
+    )
+    return [_broken(s, "pg_is_pooled", bound, "pg_dsn_direct", "pg_dsn_pooled")]
+
+
+def _broken(settings: Settings, field: str, bound: str, *others: str) -> Violation:
+    return Violation(bound, {name: getattr(settings, name) for name in (field, *others)})

@@ -1,0 +1,147 @@
+"""The kinds of value that settings hold, each with its check."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import Annotated
+from urllib.parse import parse_qsl, urlsplit
+from uuid import UUID
+
+from pydantic import AfterValidator, BeforeValidator, SecretStr
+
+from taskqd.settings.durations import parse_duration
+
+MAX_SOCKET_PATH = 107 if sys.platform.startswith("linux") else 103
+"""Bytes of a unix socket's path that the kernel takes."""
+
+_QUEUE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}", re.ASCII)
+_SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
+_ENVIRONMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
+_SCHEMES = ("postgresql", "postgres")
+
+
+def dsn_password(dsn: str) -> str | None:
+    """Return the password that ``dsn`` carries, in its user part or as a parameter, or None."""
+    parts = urlsplit(dsn)
+    return parts.password or dict(parse_qsl(parts.query)).get("password") or None
+
+
+def mask_dsn(dsn: str) -> str:
+    """Return ``dsn`` fit to be shown: its password, and every parameter but the harmless ones, as ``***``."""
+    parts = urlsplit(dsn)
+    user, at, host = parts.netloc.rpartition("@")
+    name, colon, _ = user.partition(":")
+    shown = [f"{key}={value if key in _HARMLESS else '***'}" for key, value in parse_qsl(parts.query)]
+    query = "?" + "&".join(shown) if shown else ""
+    return f"{parts.scheme}://{name}{':***' if colon else ''}{at}{host}{parts.path}{query}"
+
+
+_HARMLESS = frozenset({"host", "port", "dbname", "user", "sslmode", "application_name", "connect_timeout"})
+
+
+def _check_dsn(secret: SecretStr | None) -> SecretStr | None:
+    if secret is None:
+        return None
+    dsn = secret.get_secret_value()
+    try:
+        parts = urlsplit(dsn)
+    except ValueError:
+        raise ValueError("must be a Postgres URL: postgresql://user:password@host:port/database") from None
+    if parts.scheme not in _SCHEMES:
+        hint = "; drop the driver from the scheme" if parts.scheme.startswith(_SCHEMES) else ""
+        raise ValueError(f"must be a Postgres URL: postgresql://user:password@host:port/database{hint}")
+    if "@" not in parts.netloc and "@" in parts.path + parts.fragment:
+        raise ValueError("holds '/', '?' or '#' before the '@': percent-encode them in user and password")
+    if any(ord(char) < 33 for char in dsn):
+        raise ValueError("must not hold blanks or control characters: percent-encode them")
+    return secret
+
+
+def _empty_is_none(value: object) -> object:
+    return None if isinstance(value, str) and not value.strip() else value
+
+
+def _no_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("must be a whole number")
+    return value
+
+
+def _optional_duration(value: object) -> float | None:
+    value = _empty_is_none(value)
+    return None if value is None else parse_duration(value)
+
+
+def _split_queues(value: object) -> object:
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+def _check_queues(queues: tuple[str, ...]) -> tuple[str, ...]:
+    if not queues:
+        raise ValueError("must name at least one queue")
+    for name in queues:
+        if not _QUEUE.fullmatch(name):
+            raise ValueError(
+                f"queue {name!r} is invalid: must be 1 to 63 letters, digits, '_', '.' or '-', "
+                "starting with a letter, a digit or '_'"
+            )
+    return tuple(dict.fromkeys(queues))
+
+
+def _check_schema(name: str) -> str:
+    if not _SCHEMA.fullmatch(name) or name.lower().startswith("pg_") or name.lower() == "information_schema":
+        raise ValueError(
+            "must be 1 to 63 letters, digits or '_', not starting with a digit, "
+            "not 'pg_*' or 'information_schema'"
+        )
+    return name
+
+
+def _check_environment(name: str | None) -> str | None:
+    if name is not None and not _ENVIRONMENT.fullmatch(name):
+        raise ValueError(
+            "must be 1 to 63 letters, digits, '_', '.' or '-', starting with a letter or a digit"
+        )
+    return name
+
+
+def _check_label(text: str | None) -> str | None:
+    if text is not None and (not 1 <= len(text) <= 200 or not text.isprintable()):
+        raise ValueError("must be 1 to 200 printable characters")
+    return text
+
+
+def _check_socket_path(path: str) -> str:
+    size = len(os.fsencode(path))
+    if not path or "\0" in path or size > MAX_SOCKET_PATH:
+        raise ValueError(
+            f"must be a path of 1 to {MAX_SOCKET_PATH} bytes, it has {size}: choose a shorter directory"
+        )
+    return path
+
+
+def _upper(value: object) -> object:
+    return value.strip().upper() if isinstance(value, str) else value
+
+
+def _lower(value: object) -> object:
+    return value.strip().lower() if isinstance(value, str) else value
+
+
+Whole = Annotated[int, BeforeValidator(_no_bool)]
+OptionalWhole = Annotated[int | None, BeforeValidator(_no_bool), BeforeValidator(_empty_is_none)]
+Seconds = Annotated[float, BeforeValidator(parse_duration)]
+OptionalSeconds = Annotated[float | None, BeforeValidator(_optional_duration)]
+Dsn = Annotated[SecretStr, AfterValidator(_check_dsn)]
+OptionalDsn = Annotated[SecretStr | None, BeforeValidator(_empty_is_none), AfterValidator(_check_dsn)]
+Queues = Annotated[tuple[str, ...], BeforeValidator(_split_queues), AfterValidator(_check_queues)]
+SchemaName = Annotated[str, AfterValidator(_check_schema)]
+EnvironmentName = Annotated[str | None, BeforeValidator(_empty_is_none), AfterValidator(_check_environment)]
+Label = Annotated[str, AfterValidator(_check_label)]
+OptionalLabel = Annotated[str | None, BeforeValidator(_empty_is_none), AfterValidator(_check_label)]
+OptionalUuid = Annotated[UUID | None, BeforeValidator(_empty_is_none)]
+SocketPath = Annotated[str, AfterValidator(_check_socket_path)]
+UpperCase = BeforeValidator(_upper)
+LowerCase = BeforeValidator(_lower)

@@ -1,0 +1,630 @@
+-- min_code: 1
+-- Everything that taskqd stores. Statuses and their meaning: docs/architecture.md; decisions: docs/adr/0001-founding.md.
+
+create type {schema}.job_status as enum (
+    'scheduled', 'pending', 'running', 'succeeded', 'failed', 'cancelled', 'crashed', 'abandoned'
+);
+
+-- One row a job, from enqueue to retention. It holds the current, or last, attempt; older ones are in job_attempts.
+create table {schema}.jobs (
+    id                       uuid primary key,
+    created_at               timestamptz not null default clock_timestamp(),
+    scheduled_at             timestamptz not null default clock_timestamp(),
+    claimed_at               timestamptz,
+    started_at               timestamptz,
+    finished_at              timestamptz,
+    lock_expires_at          timestamptz,  -- not null exactly while running; never indexed, so that renewals stay HOT
+    last_heartbeat_at        timestamptz,
+    schedule_to_close        timestamptz,
+    cancel_requested_at      timestamptz,
+    result_expires_at        timestamptz,
+    start_to_close           interval,
+    heartbeat_timeout        interval,
+    worker_id                uuid,         -- who holds it, or held it last
+    batch_id                 uuid,
+    epoch                    integer not null default 0,
+    attempt                  integer not null default 0,
+    max_attempts             integer not null default 3 check (max_attempts >= 1),
+    interrupt_count          integer not null default 0,
+    snooze_count             integer not null default 0,
+    rate_limit_blocked_count integer not null default 0,
+    progress_seq             integer not null default 0,
+    result_size_bytes        integer,
+    retry_base               real not null default 5,
+    retry_cap                real not null default 3600,
+    retry_jitter             real not null default 0.2,  -- a share; -1 is full jitter
+    priority                 smallint not null default 0,
+    cancel_phase             smallint not null default 0 check (cancel_phase between 0 and 2),
+    status                   {schema}.job_status not null default 'pending',
+    serial                   boolean not null default false,
+    singleton                boolean not null default false,
+    unique_while_active      boolean not null default false,
+    idempotency_freed        boolean not null default false,
+    retry_kind               text not null default 'transient'
+                             check (retry_kind in ('transient', 'indefinite', 'non_retryable')),
+    retry_backoff            text not null default 'exponential'
+                             check (retry_backoff in ('exponential', 'linear', 'fixed')),
+    queue                    text not null,  -- the label it was enqueued with
+    route                    text not null,  -- where it is claimed
+    lane                     text not null default '',
+    actor                    text not null,
+    identity_key             text,
+    fairness_key             text,
+    idempotency_scope        text not null default '' check (octet_length(idempotency_scope) <= 1300),
+    idempotency_key          text check (octet_length(idempotency_key) <= 1300),
+    payload_state            text not null default 'stored' check (payload_state in ('stored', 'deferred')),
+    payload_schema_ver       text,
+    error_class              text,
+    error_message            text,
+    error_traceback          text,
+    trace_id                 text,
+    span_id                  text,
+    payload                  jsonb not null,
+    result                   jsonb,
+    progress_state           jsonb,
+    metadata                 jsonb,
+    tags                     text[],
+    held_gates               integer[]
+) with (
+    fillfactor = 70,
+    autovacuum_vacuum_scale_factor = 0.01,
+    autovacuum_vacuum_insert_scale_factor = 0.05,
+    autovacuum_vacuum_cost_limit = 2000
+);
+
+-- The indexes that a plain job enters.
+create index jobs_claim on {schema}.jobs (route, lane, priority desc, scheduled_at, id) where status = 'pending';
+create index jobs_due on {schema}.jobs (scheduled_at) where status = 'scheduled';
+create index jobs_running on {schema}.jobs (worker_id) where status = 'running';
+create index jobs_finished on {schema}.jobs (finished_at, id)
+    where status in ('succeeded', 'failed', 'cancelled', 'crashed', 'abandoned');
+
+-- The indexes of what a job may opt into.
+create unique index jobs_idempotency on {schema}.jobs (idempotency_scope, idempotency_key)
+    where idempotency_key is not null and not idempotency_freed;
+create unique index jobs_serial on {schema}.jobs (lane) where status = 'running' and serial;
+create unique index jobs_singleton on {schema}.jobs (actor)
+    where singleton and status in ('scheduled', 'pending', 'running');
+create index jobs_identity on {schema}.jobs (actor, identity_key)
+    where identity_key is not null and status in ('scheduled', 'pending', 'running');
+create index jobs_batch on {schema}.jobs (batch_id, status) where batch_id is not null;
+create index jobs_deadline on {schema}.jobs (schedule_to_close)
+    where schedule_to_close is not null and status in ('scheduled', 'pending');
+create index jobs_cancel on {schema}.jobs (worker_id, cancel_requested_at)
+    where cancel_requested_at is not null and status = 'running';
+create index jobs_result_expiry on {schema}.jobs (result_expires_at) where result_expires_at is not null;
+create index jobs_tags on {schema}.jobs using gin (tags) where tags is not null;
+
+-- Attempts that ended without ending their job, and ends that an operator's retry would overwrite.
+create table {schema}.job_attempts (
+    job_id          uuid not null references {schema}.jobs on delete cascade,
+    epoch           integer not null,
+    attempt         integer not null,
+    worker_id       uuid,
+    claimed_at      timestamptz,
+    started_at      timestamptz,
+    finished_at     timestamptz not null default clock_timestamp(),
+    outcome         text not null check (outcome in
+                    ('succeeded', 'failed', 'retried', 'snoozed', 'interrupted', 'crashed', 'cancelled', 'abandoned')),
+    cause           text,
+    error_class     text,
+    error_message   text,
+    error_traceback text,
+    primary key (job_id, epoch)
+);
+
+-- What a person or a cursor needs later: reclaims, cancels, operator acts. Not a row per happy job.
+create table {schema}.job_events (
+    id          bigint generated always as identity primary key,
+    job_id      uuid not null,
+    occurred_at timestamptz not null default clock_timestamp(),
+    kind        text not null,
+    detail      jsonb not null default '{}'
+) with (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_insert_scale_factor = 0.05);
+create index job_events_job on {schema}.job_events (job_id, id);
+
+create table {schema}.workers (
+    id                 uuid primary key,
+    hostname           text not null,
+    pid                integer not null,
+    queues             text[] not null,
+    max_concurrency    integer not null,
+    worker_label       text,
+    workgroup_instance uuid,
+    worker_group       text,
+    started_at         timestamptz not null default clock_timestamp(),
+    last_seen_at       timestamptz not null default clock_timestamp(),
+    stopping_at        timestamptz,  -- its rows are interrupts from here on, not crashes
+    dead_at            timestamptz,  -- tombstone: its rows may be taken whatever their leases say
+    asleep_at          timestamptz,  -- waits for a wake-up since
+    metadata           jsonb not null default '{}'
+) with (fillfactor = 50);
+
+-- The declared connection maximum of each workgroup, for the budget of its neighbours.
+create table {schema}.groups (
+    name            text not null,
+    host            text not null,
+    instance        uuid not null,
+    direct          integer not null,
+    pooled          integer not null,
+    total           integer not null,
+    declared_at     timestamptz not null default clock_timestamp(),
+    expires_at      timestamptz not null,
+    primary key (name, host)
+);
+
+-- Counters of strict limits: held = count of running jobs that hold the gate.
+create table {schema}.gates (
+    id     integer generated always as identity primary key,
+    bucket text not null,
+    shard  smallint not null default 0,
+    cap    integer not null check (cap >= 0),
+    held   integer not null default 0 check (held >= 0),
+    unique (bucket, shard)
+) with (fillfactor = 20);
+
+create table {schema}.queues (
+    name           text primary key,
+    mode           text not null default 'strict_fifo' check (mode in ('strict_fifo', 'round_robin')),
+    max_concurrent integer check (max_concurrent >= 1),
+    paused_at      timestamptz,
+    created_at     timestamptz not null default clock_timestamp(),
+    updated_at     timestamptz not null default clock_timestamp()
+);
+
+-- Capacity and queue are the operator's: stored values win over the code. The rest is what the code last declared,
+-- for jobs that SQL enqueues.
+create table {schema}.actor_config (
+    actor          text primary key,
+    queue          text not null,
+    max_concurrent integer check (max_concurrent >= 0),
+    max_pending    integer check (max_pending >= 0),
+    result_ttl     interval,
+    max_attempts   integer not null,
+    retry_kind     text not null,
+    retry_backoff  text not null,
+    retry_base     real not null,
+    retry_cap      real not null,
+    retry_jitter   real not null,
+    time_budget    interval,
+    priority       smallint not null default 0,
+    metadata       jsonb not null default '{}',
+    created_at     timestamptz not null default clock_timestamp(),
+    updated_at     timestamptz not null default clock_timestamp()
+);
+
+create table {schema}.batches (
+    id                   uuid primary key,
+    status               text not null default 'active' check (status in ('active', 'complete', 'aborted')),
+    total                integer not null default 0,
+    succeeded            integer not null default 0,
+    failed               integer not null default 0,
+    cancelled            integer not null default 0,
+    crashed              integer not null default 0,
+    abandoned            integer not null default 0,
+    consecutive_failures integer not null default 0,
+    failure_threshold    integer check (failure_threshold >= 1),
+    finalizer_job_id     uuid,
+    created_at           timestamptz not null default clock_timestamp(),
+    completed_at         timestamptz,
+    metadata             jsonb not null default '{}'
+) with (fillfactor = 50);
+
+create table {schema}.schedules (
+    id                   uuid primary key,
+    name                 text not null unique,
+    source               text not null check (source in ('decorator', 'manifest', 'api', 'system')),
+    actor                text not null,
+    kind                 text not null check (kind in ('cron', 'every')),
+    expression           text not null,
+    timezone             text not null default 'UTC',
+    dst_strategy         text not null default 'skip' check (dst_strategy in ('skip', 'firstof', 'allof')),
+    catch_up             text not null default 'fire_once' check (catch_up in ('fire_once', 'fire_all', 'skip')),
+    catch_up_max         integer not null default 100 check (catch_up_max between 1 and 10000),
+    catch_up_window      interval,
+    smear                interval,
+    payload              jsonb,
+    payload_factory      text,
+    options              jsonb not null default '{}',  -- per-job options of what it fires
+    identity_key         text,
+    enabled              boolean not null default true,
+    disabled_by          text check (disabled_by in ('auto', 'operator')),
+    retired_at           timestamptz,
+    version              integer not null default 1,
+    next_fire_at         timestamptz,
+    last_fired_at        timestamptz,
+    last_error           text,
+    last_error_at        timestamptz,
+    consecutive_failures integer not null default 0,
+    retry_not_before     timestamptz,
+    claim_token          uuid,
+    claim_as_of          timestamptz,
+    claimed_by           uuid,
+    claim_expires_at     timestamptz,
+    created_at           timestamptz not null default clock_timestamp(),
+    updated_at           timestamptz not null default clock_timestamp()
+);
+create index schedules_due on {schema}.schedules (next_fire_at) where enabled and retired_at is null;
+
+-- Why a schedule did, or did not, fire: one row a decision, one row an occurrence.
+create table {schema}.schedule_decisions (
+    id          uuid primary key,
+    schedule_id uuid not null references {schema}.schedules on delete cascade,
+    version     integer not null,
+    decided_at  timestamptz not null default clock_timestamp(),
+    decided_by  uuid not null,
+    as_of       timestamptz not null,
+    cursor_from timestamptz not null,
+    cursor_to   timestamptz not null,
+    due         integer not null,
+    fired       integer not null,
+    skipped     integer not null,
+    reason      text
+);
+create index schedule_decisions_schedule on {schema}.schedule_decisions (schedule_id, decided_at desc);
+
+create table {schema}.schedule_occurrences (
+    schedule_id uuid not null references {schema}.schedules on delete cascade,
+    due_at      timestamptz not null,
+    decision_id uuid not null references {schema}.schedule_decisions on delete cascade,
+    job_id      uuid,
+    outcome     text not null check (outcome in ('fired', 'skipped', 'suppressed')),
+    created_at  timestamptz not null default clock_timestamp(),
+    primary key (schedule_id, due_at)
+);
+create index schedule_occurrences_decision on {schema}.schedule_occurrences (decision_id);
+
+-- One row a scheduler process; its age tells whether the fleet is maintained.
+create table {schema}.scheduler_heartbeat (
+    scheduler_id uuid primary key,
+    hostname     text not null,
+    pid          integer not null,
+    worker_group text,
+    started_at   timestamptz not null default clock_timestamp(),
+    beat_at      timestamptz not null default clock_timestamp(),
+    tick_at      timestamptz,
+    promoted_at  timestamptz,
+    stopping_at  timestamptz
+) with (fillfactor = 50);
+
+-- The last run of each maintenance duty.
+create table {schema}.maintenance (
+    duty             text primary key,
+    last_started_at  timestamptz,
+    last_finished_at timestamptz,
+    last_error       text,
+    last_error_at    timestamptz,
+    cursor           jsonb
+) with (fillfactor = 50);
+
+create table {schema}.rate_limit_buckets (
+    bucket_name  text primary key,
+    kind         text not null check (kind in ('token_bucket', 'sliding_window', 'gcra')),
+    keyed        boolean not null default false,
+    state        jsonb not null default '{}',
+    last_used_at timestamptz not null default clock_timestamp(),
+    updated_at   timestamptz not null default clock_timestamp()
+) with (fillfactor = 50);
+
+create table {schema}.rate_limit_window_entries (
+    bucket_name text not null,
+    ts          timestamptz not null,
+    request_id  uuid not null,
+    primary key (bucket_name, ts, request_id)
+);
+
+-- Which installation this schema is. Enforced once an operator binds an environment to it.
+create table {schema}.target_identity (
+    singleton       boolean primary key default true check (singleton),
+    installation_id uuid not null,
+    environment     text,
+    bound_at        timestamptz,
+    bound_by        text
+);
+
+create table {schema}.admin_audit (
+    id          bigint generated always as identity primary key,
+    at          timestamptz not null default clock_timestamp(),
+    principal   text not null,
+    action      text not null,
+    target_type text not null,
+    target_id   text not null,
+    reason      text,
+    detail      jsonb not null default '{}'
+);
+
+-- History, moved here by retention. The live columns first, in the live order.
+create table {schema}.jobs_archive (
+    like {schema}.jobs,
+    archived_at timestamptz not null default clock_timestamp(),
+    expire_at   timestamptz not null,
+    primary key (id)
+);
+create index jobs_archive_expire on {schema}.jobs_archive (expire_at);
+create index jobs_archive_finished on {schema}.jobs_archive (finished_at, id);
+
+create table {schema}.job_attempts_archive (
+    like {schema}.job_attempts,
+    archived_at timestamptz not null default clock_timestamp(),
+    primary key (job_id, epoch),
+    foreign key (job_id) references {schema}.jobs_archive on delete cascade
+);
+
+-- A UUIDv7 (RFC 9562) for what SQL creates: a random v4 with the millisecond laid over its head and the version raised.
+create function {schema}.uuid7() returns uuid
+language sql volatile parallel safe as $$
+    select encode(
+        set_bit(set_bit(
+            overlay(uuid_send(gen_random_uuid())
+                    placing substring(int8send((extract(epoch from clock_timestamp()) * 1000)::bigint) from 3)
+                    from 1 for 6),
+            52, 1), 53, 1),
+        'hex')::uuid
+$$;
+
+insert into {schema}.target_identity (installation_id) values ({schema}.uuid7());
+
+-- Tells sleeping workers of this schema that there may be work. Latency only: they poll as well.
+create function {schema}.wake() returns void
+language sql volatile as $$
+    select pg_notify(
+        'taskq_wake_' || left(encode(sha256(convert_to({schema_literal}, 'UTF8')), 'hex'), 10), '')
+$$;
+
+-- How long a job that spent `attempt` attempts waits before the next. One curve for failures and crashes.
+create function {schema}.retry_delay(attempt integer, backoff text, base real, cap real, jitter real) returns interval
+language sql volatile parallel safe as $$
+    select make_interval(secs => least(cap::float8,
+        least(cap::float8, case backoff
+            when 'exponential' then base::float8 * power(2::float8, least(greatest(attempt, 1) - 1, 60))
+            when 'linear' then base::float8 * greatest(attempt, 1)
+            else base::float8
+        end) * case when jitter < 0 then random() else 1 - jitter + 2 * jitter * random() end))
+$$;
+
+-- Takes back rows whose lease, or heartbeat, ran out, and rows of tombstoned workers, oldest lease first. A row of a
+-- worker that was stopping is an interrupt: it goes back to the queue and can never end the job. Any other is a crash:
+-- it waits on the job's own retry curve, or ends it. Locks jobs only, skipping what others hold. Returns rows taken.
+create function {schema}.reap(max_rows integer) returns integer
+language plpgsql volatile as $$
+declare
+    taken integer;
+    repended integer;
+begin
+    if max_rows is null or max_rows not between 1 and 10000 then
+        raise exception 'max_rows = % must be between 1 and 10000', max_rows using errcode = '22023';
+    end if;
+    with due as materialized (
+        select j.id, j.actor, j.epoch, j.attempt, j.worker_id, j.claimed_at, j.started_at,
+            w.stopping_at is not null as stopping,
+            case when w.dead_at is not null then 'worker_dead'
+                 when j.lock_expires_at < clock_timestamp() then 'lock_expired'
+                 else 'heartbeat_timeout' end as cause,
+            j.retry_kind <> 'non_retryable' and (j.retry_kind = 'indefinite' or j.attempt < j.max_attempts) as may_retry,
+            {schema}.retry_delay(j.attempt, j.retry_backoff, j.retry_base, j.retry_cap, j.retry_jitter) as delay,
+            j.schedule_to_close, j.cancel_requested_at is not null as cancelling
+        from {schema}.jobs j
+        left join {schema}.workers w on w.id = j.worker_id
+        where j.status = 'running'
+          and (j.lock_expires_at < clock_timestamp()
+               or w.dead_at is not null
+               or (j.heartbeat_timeout is not null
+                   and coalesce(j.last_heartbeat_at, j.claimed_at) + j.heartbeat_timeout < clock_timestamp()))
+        order by j.lock_expires_at
+        limit max_rows
+        for update of j skip locked
+    ), decided as materialized (
+        select d.*, (case
+            when d.cancelling then 'cancelled'
+            when d.stopping then 'pending'
+            when d.may_retry and d.schedule_to_close is not null and clock_timestamp() + d.delay >= d.schedule_to_close
+                then 'failed'
+            when d.may_retry and d.delay > interval '0' then 'scheduled'
+            when d.may_retry then 'pending'
+            else 'crashed' end)::{schema}.job_status as next
+        from due d
+    ), attempted as (
+        insert into {schema}.job_attempts (job_id, epoch, attempt, worker_id, claimed_at, started_at, outcome, cause,
+            error_class, error_message)
+        select d.id, d.epoch, d.attempt, d.worker_id, d.claimed_at, d.started_at,
+            case when d.stopping then 'interrupted' else 'crashed' end,
+            case when d.stopping then 'worker_shutdown' else d.cause end,
+            case when not d.stopping then 'WorkerCrashed' end,
+            case when not d.stopping then 'the worker stopped renewing its lease' end
+        from decided d
+        on conflict (job_id, epoch) do nothing
+    ), noted as (
+        insert into {schema}.job_events (job_id, kind, detail)
+        select d.id, 'state_change', jsonb_build_object('from_state', 'running', 'to_state', d.next,
+            'reason', 'lock_expired', 'cause', case when d.stopping then 'worker_shutdown' else d.cause end,
+            'worker_id', d.worker_id, 'attempt', d.attempt, 'epoch', d.epoch)
+        from decided d
+    ), updated as (
+        update {schema}.jobs j set
+            status = d.next,
+            epoch = j.epoch + 1,
+            scheduled_at = case when d.next = 'scheduled' then clock_timestamp() + d.delay else j.scheduled_at end,
+            finished_at = case when d.next in ('pending', 'scheduled') then null else clock_timestamp() end,
+            claimed_at = case when d.next in ('pending', 'scheduled') then null else j.claimed_at end,
+            started_at = case when d.next in ('pending', 'scheduled') then null else j.started_at end,
+            worker_id = case when d.next in ('pending', 'scheduled') then null else j.worker_id end,
+            lock_expires_at = null,
+            last_heartbeat_at = null,
+            cancel_requested_at = case when d.next in ('pending', 'scheduled') then null else j.cancel_requested_at end,
+            cancel_phase = case when d.next in ('pending', 'scheduled') then 0 else j.cancel_phase end,
+            interrupt_count = j.interrupt_count + d.stopping::int,
+            idempotency_freed = j.unique_while_active and d.next not in ('pending', 'scheduled'),
+            error_class = case when d.stopping then j.error_class when d.next = 'failed' then 'DeadlineExceeded'
+                               when d.next = 'cancelled' then null else 'WorkerCrashed' end,
+            error_message = case when d.stopping then j.error_message
+                                 when d.next = 'failed' then 'schedule_to_close reached before next dispatch'
+                                 when d.next = 'cancelled' then null
+                                 else 'the worker stopped renewing its lease' end,
+            route = coalesce(c.queue, j.queue),
+            lane = ''
+        from decided d left join {schema}.actor_config c on c.actor = d.actor
+        where j.id = d.id
+        returning j.status
+    )
+    select count(*), count(*) filter (where status = 'pending') into taken, repended from updated;
+    if repended > 0 then
+        perform {schema}.wake();
+    end if;
+    return taken;
+end
+$$;
+
+-- Ends queued jobs whose schedule_to_close has passed. Returns rows ended.
+create function {schema}.expire_deadlines(max_rows integer) returns integer
+language plpgsql volatile as $$
+declare
+    ended integer;
+begin
+    with due as materialized (
+        select id, status from {schema}.jobs
+        where schedule_to_close is not null and status in ('scheduled', 'pending')
+          and schedule_to_close <= statement_timestamp()
+        order by schedule_to_close
+        limit max_rows
+        for update skip locked
+    ), noted as (
+        insert into {schema}.job_events (job_id, kind, detail)
+        select id, 'state_change', jsonb_build_object('from_state', status, 'to_state', 'failed',
+            'reason', 'schedule_to_close')
+        from due
+    ), updated as (
+        update {schema}.jobs j set
+            status = 'failed', epoch = j.epoch + 1, finished_at = clock_timestamp(),
+            error_class = 'DeadlineExceeded', error_message = 'schedule_to_close reached before next dispatch',
+            idempotency_freed = j.unique_while_active
+        from due d where j.id = d.id
+        returning 1
+    )
+    select count(*) into ended from updated;
+    return ended;
+end
+$$;
+
+-- Forgets workers that have been silent for a day and hold nothing. Returns rows deleted.
+create function {schema}.forget_workers(max_rows integer) returns integer
+language plpgsql volatile as $$
+declare
+    forgotten integer;
+begin
+    with stale as materialized (
+        select w.id from {schema}.workers w
+        where w.last_seen_at < clock_timestamp() - interval '1 day'
+          and not exists (select from {schema}.jobs j where j.status = 'running' and j.worker_id = w.id)
+        limit max_rows
+        for update skip locked
+    ), deleted as (
+        delete from {schema}.workers w using stale s where w.id = s.id returning 1
+    )
+    select count(*) into forgotten from deleted;
+    return forgotten;
+end
+$$;
+
+-- One bounded round of housekeeping. Any number of callers may run it at once: the one that holds the lock works, the
+-- others answer {"skipped": true} at once. A pass that fails loses only its own work; its key is absent from the answer
+-- and its error is in `maintenance`.
+create function {schema}.tick(reap_limit integer default 200) returns jsonb
+language plpgsql volatile as $$
+declare
+    done jsonb := '{}';
+    problem text;
+    problem_at timestamptz;
+begin
+    if reap_limit is null or reap_limit not between 1 and 10000 then
+        raise exception 'reap_limit = % must be between 1 and 10000', reap_limit using errcode = '22023';
+    end if;
+    if not pg_try_advisory_xact_lock(hashtextextended('taskq:tick:' || {schema_literal}, 0)) then
+        return '{"skipped": true}';
+    end if;
+    insert into {schema}.maintenance (duty, last_started_at) values ('tick', clock_timestamp())
+        on conflict (duty) do update set last_started_at = clock_timestamp();
+    begin
+        done := done || jsonb_build_object('reaped', {schema}.reap(reap_limit));
+    exception when others then
+        problem := 'reap: ' || sqlerrm;
+    end;
+    begin
+        done := done || jsonb_build_object('deadline_exceeded', {schema}.expire_deadlines(200));
+    exception when others then
+        problem := 'expire_deadlines: ' || sqlerrm;
+    end;
+    begin
+        done := done || jsonb_build_object('workers_forgotten', {schema}.forget_workers(200));
+    exception when others then
+        problem := 'forget_workers: ' || sqlerrm;
+    end;
+    if problem is not null then
+        problem_at := clock_timestamp();
+    end if;
+    update {schema}.maintenance
+        set last_finished_at = clock_timestamp(), last_error = problem, last_error_at = problem_at
+        where duty = 'tick';
+    return done;
+end
+$$;
+
+-- Enqueues a job from SQL: psql, triggers, pg_cron, other languages. The retry curve and the queue are what the actor's
+-- worker last stored in actor_config. Returns the job's id; with an idempotency key that is taken, the holder's id.
+create function {schema}.enqueue(
+    actor text,
+    payload jsonb,
+    queue text default null,
+    priority smallint default null,
+    scheduled_at timestamptz default null,
+    idempotency_key text default null,
+    idempotency_scope text default '',
+    metadata jsonb default null,
+    tags text[] default null
+) returns uuid
+language plpgsql volatile as $$
+declare
+    job uuid := {schema}.uuid7();
+    holder uuid;
+    held_by text;
+    due timestamptz := coalesce(enqueue.scheduled_at, clock_timestamp());
+    home {schema}.actor_config%rowtype;
+begin
+    if enqueue.actor is null or enqueue.payload is null or enqueue.idempotency_scope is null then
+        raise exception 'actor, payload and idempotency_scope must not be null' using errcode = '22004';
+    end if;
+    if trim(enqueue.idempotency_key) = '' then
+        raise exception 'idempotency_key must not be empty' using errcode = '22023';
+    end if;
+    select * into home from {schema}.actor_config c where c.actor = enqueue.actor;
+    for try in 1..3 loop
+        insert into {schema}.jobs (id, scheduled_at, status, actor, queue, route, priority, payload, metadata, tags,
+            idempotency_scope, idempotency_key, max_attempts, retry_kind, retry_backoff, retry_base, retry_cap,
+            retry_jitter, schedule_to_close)
+        values (job, due,
+            case when due > clock_timestamp() then 'scheduled' else 'pending' end::{schema}.job_status,
+            enqueue.actor,
+            coalesce(enqueue.queue, home.queue, 'default'), coalesce(enqueue.queue, home.queue, 'default'),
+            coalesce(enqueue.priority, home.priority, 0), enqueue.payload, enqueue.metadata, enqueue.tags,
+            enqueue.idempotency_scope, enqueue.idempotency_key, coalesce(home.max_attempts, 3),
+            coalesce(home.retry_kind, 'transient'), coalesce(home.retry_backoff, 'exponential'),
+            coalesce(home.retry_base, 5), coalesce(home.retry_cap, 3600), coalesce(home.retry_jitter, 0.2),
+            clock_timestamp() + home.time_budget)
+        on conflict do nothing;
+        if found then
+            perform {schema}.wake();
+            return job;
+        end if;
+        select j.id, j.actor into holder, held_by from {schema}.jobs j
+            where j.idempotency_scope = enqueue.idempotency_scope and j.idempotency_key = enqueue.idempotency_key
+              and not j.idempotency_freed;
+        if held_by is distinct from enqueue.actor and holder is not null then
+            raise exception 'idempotency key % is held by a job of actor %', enqueue.idempotency_key, held_by
+                using errcode = '23505';
+        end if;
+        if holder is not null then
+            return holder;
+        end if;
+    end loop;
+    raise exception 'idempotency key % is contended', enqueue.idempotency_key using errcode = '40001';
+end
+$$;

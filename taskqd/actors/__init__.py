@@ -1,0 +1,1 @@
+"""Actors: the typed functions that jobs run."""

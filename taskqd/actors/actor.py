@@ -1,0 +1,351 @@
+"""``@actor``: declares a typed function that jobs run."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Callable, Coroutine, Mapping
+from datetime import timedelta
+from typing import Any, Concatenate, Generic, Protocol, TypeVar, overload
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from taskqd.actors.context import JobContext
+from taskqd.domain.errors import (
+    ActorDefinitionError,
+    PayloadNotStorableError,
+    PayloadValidationError,
+    ResultTooLarge,
+)
+from taskqd.domain.names import nearest
+from taskqd.domain.retry import RetryPolicy
+
+P = TypeVar("P", bound=BaseModel)
+R = TypeVar("R")
+
+QUEUE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
+MAX_NAME = 200
+MIN_PRIORITY, MAX_PRIORITY = -32768, 32767
+MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
+_NUL = "\\u0000"
+
+
+class ActorRef(Generic[P, R]):
+    """A declared actor: what to call, with which payload, under which options. Made by :func:`actor`.
+
+    Awaiting a call runs the function itself, without a queue: ``await resize(Payload(...))`` in a test.
+    """
+
+    __slots__ = (
+        "fn",
+        "is_sync",
+        "name",
+        "non_retryable_exceptions",
+        "payload_type",
+        "priority",
+        "queue",
+        "result_adapter",
+        "retry",
+        "start_to_close",
+        "wants_ctx",
+    )
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        name: str,
+        queue: str,
+        payload_type: type[P],
+        result_adapter: TypeAdapter[R] | None,
+        wants_ctx: bool,
+        retry: RetryPolicy,
+        priority: int,
+        start_to_close: timedelta | None,
+        non_retryable_exceptions: tuple[type[BaseException], ...],
+    ) -> None:
+        self.fn = fn
+        self.name = name
+        self.queue = queue
+        self.payload_type = payload_type
+        self.result_adapter = result_adapter
+        self.wants_ctx = wants_ctx
+        self.is_sync = not inspect.iscoroutinefunction(fn)
+        self.retry = retry
+        self.priority = priority
+        self.start_to_close = start_to_close
+        self.non_retryable_exceptions = non_retryable_exceptions
+
+    def __repr__(self) -> str:
+        return f"ActorRef({self.name!r}, queue={self.queue!r})"
+
+    async def __call__(self, payload: P, ctx: JobContext[P] | None = None) -> R:
+        """Run the function on ``payload`` here and now. ``ctx`` is required exactly when the function takes one."""
+        if self.wants_ctx != (ctx is not None):
+            raise TypeError(f"actor {self.name!r} {'needs' if self.wants_ctx else 'takes no'} JobContext")
+        result = self.fn(payload, ctx) if self.wants_ctx else self.fn(payload)
+        return typing.cast(R, await result if inspect.isawaitable(result) else result)
+
+    # -- what travels through the database ----------------------------------------------------------
+
+    def encode_payload(self, payload: P | Mapping[str, Any]) -> str:
+        """Return the JSON text to store for ``payload`` (the model, or a mapping that fits it).
+
+        Raises ``PayloadValidationError`` naming each bad field, and ``PayloadNotStorableError`` for text that Postgres
+        cannot store (NUL, lone surrogates) or more than 16 MiB.
+        """
+        try:
+            if not isinstance(payload, self.payload_type):
+                payload = self.payload_type.model_validate(payload)
+            text = payload.model_dump_json()
+        except ValidationError as error:
+            raise PayloadValidationError(self.name, _safe_errors(error)) from None
+        except (UnicodeEncodeError, ValueError) as error:
+            raise PayloadNotStorableError(f"payload of actor {self.name!r} does not encode as JSON: {error}") from None
+        if _holds_nul(text):
+            raise PayloadNotStorableError(
+                f"payload of actor {self.name!r} holds a NUL character (\\u0000), which Postgres cannot store"
+            )
+        if len(text) > MAX_PAYLOAD_BYTES:
+            raise PayloadNotStorableError(
+                f"payload of actor {self.name!r} is {len(text)} characters, the limit is {MAX_PAYLOAD_BYTES}"
+            )
+        return text
+
+    def decode_payload(self, text: str) -> P:
+        """Return the payload stored as ``text``. Raises ``PayloadValidationError`` when it does not fit the model."""
+        try:
+            return self.payload_type.model_validate_json(text)
+        except ValidationError as error:
+            raise PayloadValidationError(self.name, _safe_errors(error)) from None
+
+    def encode_result(self, result: Any, limit: int) -> str | None:
+        """Return the JSON text to store for ``result``, None for no result.
+
+        Raises ``ResultTooLarge`` past ``limit`` bytes, pydantic's ``ValidationError`` when the result is not of the
+        declared type.
+        """
+        adapter = self.result_adapter
+        if adapter is None:
+            if result is not None:
+                raise TypeError(f"actor {self.name!r} is declared to return None but returned {type(result).__name__}")
+            return None
+        if result is None or type(result) is not self.result_type:
+            result = adapter.validate_python(result)
+        data = adapter.dump_json(result)
+        if len(data) > limit:
+            raise ResultTooLarge(self.name, len(data), limit)
+        return data.decode()
+
+    def decode_result(self, text: str | None) -> R:
+        """Return the result stored as ``text``."""
+        if self.result_adapter is None or text is None:
+            return typing.cast(R, None)
+        return self.result_adapter.validate_json(text)
+
+    @property
+    def result_type(self) -> Any:
+        """The declared return type, None for an actor that returns nothing."""
+        return None if self.result_adapter is None else self.result_adapter._type
+
+
+def _safe_errors(error: ValidationError) -> list[dict[str, Any]]:
+    """The errors without the rejected input, which may be secret."""
+    return [
+        {"loc": item["loc"], "msg": item["msg"], "type": item["type"]}
+        for item in error.errors(include_url=False, include_context=False, include_input=False)
+    ]
+
+
+def _holds_nul(text: str) -> bool:
+    """Whether JSON text holds an escaped NUL: ``\\u0000`` behind an even number of backslashes."""
+    at = text.find(_NUL)
+    while at >= 0:
+        slashes = 0
+        while at - slashes > 0 and text[at - slashes - 1] == "\\":
+            slashes += 1
+        if slashes % 2 == 0:
+            return True
+        at = text.find(_NUL, at + 1)
+    return False
+
+
+# -- declaration ------------------------------------------------------------------------------------
+
+
+class ActorDecorator(Protocol):
+    """What ``@actor(...)`` returns: it turns a function into an :class:`ActorRef` of its payload and result."""
+
+    @overload
+    def __call__(self, fn: Callable[Concatenate[P, ...], Coroutine[Any, Any, R]], /) -> ActorRef[P, R]: ...
+
+    @overload
+    def __call__(self, fn: Callable[Concatenate[P, ...], R], /) -> ActorRef[P, R]: ...
+
+
+@overload
+def actor(fn: Callable[Concatenate[P, ...], Coroutine[Any, Any, R]], /) -> ActorRef[P, R]: ...
+
+
+@overload
+def actor(fn: Callable[Concatenate[P, ...], R], /) -> ActorRef[P, R]: ...
+
+
+@overload
+def actor(
+    *,
+    name: str | None = None,
+    queue: str = "default",
+    retry: RetryPolicy | None = None,
+    priority: int = 0,
+    start_to_close: timedelta | None = None,
+    non_retryable_exceptions: tuple[type[BaseException], ...] = (),
+) -> ActorDecorator: ...
+
+
+def actor(
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    queue: str = "default",
+    retry: RetryPolicy | None = None,
+    priority: int = 0,
+    start_to_close: timedelta | None = None,
+    non_retryable_exceptions: tuple[type[BaseException], ...] = (),
+    **unknown: Any,
+) -> Any:
+    """Declare an actor, bare or with options.
+
+    The function, ``async def`` or plain ``def``, takes a pydantic model and, if it wants, a ``JobContext``::
+
+        @actor(queue="mail", retry=RetryPolicy(max_attempts=5))
+        async def send(payload: Mail, ctx: JobContext[Mail]) -> Receipt: ...
+
+    ``name``
+        What its jobs are stored under; default the function's qualified name. Set it where that may change.
+    ``queue``
+        Where its jobs wait; letters, digits, ``_ . -``. Default ``"default"``.
+    ``retry``
+        Its :class:`RetryPolicy`; default three attempts from 5 s on.
+    ``priority``
+        -32768 to 32767, higher first; default 0. Stamped on each job at enqueue.
+    ``start_to_close``
+        Longest run of one attempt; None (default) falls through to ``TASKQ_DEFAULT_START_TO_CLOSE``.
+    ``non_retryable_exceptions``
+        Exception classes, subclasses included, that fail the job at once.
+
+    Raises ``ActorDefinitionError``, at import time, with a message that names the fix.
+    """
+    if unknown:
+        option = next(iter(unknown))
+        raise ActorDefinitionError(f"@actor has no option {option!r}{nearest(option, _OPTIONS)}")
+
+    def declare(function: Callable[..., Any]) -> ActorRef[Any, Any]:
+        return _declare(function, name, queue, retry, priority, start_to_close, non_retryable_exceptions)
+
+    return declare if fn is None else declare(fn)
+
+
+_OPTIONS = tuple(
+    parameter.name
+    for parameter in inspect.signature(actor).parameters.values()
+    if parameter.kind is parameter.KEYWORD_ONLY
+)
+
+
+def _declare(
+    fn: Callable[..., Any],
+    name: str | None,
+    queue: str,
+    retry: RetryPolicy | None,
+    priority: int,
+    start_to_close: timedelta | None,
+    non_retryable_exceptions: tuple[type[BaseException], ...],
+) -> ActorRef[Any, Any]:
+    if not inspect.isfunction(fn):
+        raise ActorDefinitionError(f"@actor decorates a function, not {fn!r}; write it as 'async def' or 'def'")
+    label = name if name is not None else fn.__qualname__
+    where = f"actor {label!r} ({fn.__module__}.{fn.__qualname__})"
+    if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
+        raise ActorDefinitionError(f"{where} is a generator; return one value instead of yielding")
+    if not isinstance(label, str) or not label.strip() or len(label.encode()) > MAX_NAME or "\x00" in label:
+        raise ActorDefinitionError(f"{where}: name must be 1 to {MAX_NAME} bytes of text")
+    if not isinstance(queue, str) or not QUEUE_NAME.fullmatch(queue) or len(queue) > MAX_NAME:
+        raise ActorDefinitionError(
+            f"{where}: queue = {queue!r} must be letters, digits, '_', '.', '-', starting with a letter or '_', "
+            f"at most {MAX_NAME}"
+        )
+    if isinstance(priority, bool) or not isinstance(priority, int) or not MIN_PRIORITY <= priority <= MAX_PRIORITY:
+        raise ActorDefinitionError(
+            f"{where}: priority = {priority!r} must be a whole number between {MIN_PRIORITY} and {MAX_PRIORITY}"
+        )
+    if retry is not None and not isinstance(retry, RetryPolicy):
+        raise ActorDefinitionError(f"{where}: retry = {retry!r} must be a RetryPolicy")
+    if start_to_close is not None and not (
+        isinstance(start_to_close, timedelta) and timedelta(0) < start_to_close <= timedelta(days=365)
+    ):
+        raise ActorDefinitionError(f"{where}: start_to_close = {start_to_close!r} must be a timedelta up to 365 days")
+    if not isinstance(non_retryable_exceptions, tuple) or not all(
+        isinstance(item, type) and issubclass(item, BaseException) for item in non_retryable_exceptions
+    ):
+        raise ActorDefinitionError(f"{where}: non_retryable_exceptions must be a tuple of exception classes")
+    payload_type, result_type, wants_ctx = _signature(fn, where)
+    return ActorRef(
+        fn,
+        name=label,
+        queue=queue,
+        payload_type=payload_type,
+        result_adapter=None if result_type is None else _adapter(result_type, where),
+        wants_ctx=wants_ctx,
+        retry=retry if retry is not None else RetryPolicy(),
+        priority=priority,
+        start_to_close=start_to_close,
+        non_retryable_exceptions=non_retryable_exceptions,
+    )
+
+
+def _signature(fn: Callable[..., Any], where: str) -> tuple[type[BaseModel], Any, bool]:
+    try:
+        hints = typing.get_type_hints(fn)
+    except Exception as error:
+        raise ActorDefinitionError(f"{where}: an annotation does not resolve: {error}") from error
+    parameters = list(inspect.signature(fn).parameters.values())
+    if not parameters:
+        raise ActorDefinitionError(f"{where} takes no payload; its first parameter must be a pydantic model")
+    first, *rest = parameters
+    payload_type = hints.get(first.name)
+    if payload_type is None:
+        raise ActorDefinitionError(f"{where}: parameter {first.name!r} needs an annotation: a pydantic model")
+    if not (isinstance(payload_type, type) and issubclass(payload_type, BaseModel)):
+        raise ActorDefinitionError(
+            f"{where}: parameter {first.name!r} is {payload_type!r}; a payload must be a pydantic BaseModel"
+        )
+    wants_ctx = False
+    for parameter in rest:
+        hint = hints.get(parameter.name)
+        if hint is not JobContext and typing.get_origin(hint) is not JobContext:
+            raise ActorDefinitionError(
+                f"{where}: parameter {parameter.name!r} is not a JobContext; an actor takes a payload and a JobContext"
+            )
+        if wants_ctx:
+            raise ActorDefinitionError(f"{where} takes two JobContexts; keep one")
+        arguments = typing.get_args(hint)
+        if arguments and arguments[0] is not payload_type:
+            raise ActorDefinitionError(
+                f"{where}: JobContext[{getattr(arguments[0], '__name__', arguments[0])}] does not match its payload; "
+                f"write JobContext[{payload_type.__name__}]"
+            )
+        wants_ctx = True
+    if "return" not in hints:
+        raise ActorDefinitionError(f"{where} needs a return annotation: a pydantic model, or None")
+    result_type = hints["return"]
+    return payload_type, None if result_type is type(None) else result_type, wants_ctx
+
+
+def _adapter(result_type: Any, where: str) -> TypeAdapter[Any]:
+    try:
+        return TypeAdapter(result_type)
+    except Exception as error:
+        raise ActorDefinitionError(f"{where}: pydantic cannot encode its result {result_type!r}: {error}") from error

@@ -1,0 +1,153 @@
+"""What a running actor knows about its job."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from uuid import UUID
+
+from pydantic import BaseModel
+
+from taskqd.domain.signals import CancelOrigin
+
+if TYPE_CHECKING:
+    import structlog
+
+    from taskqd.actors.actor import ActorRef
+
+P = TypeVar("P", bound=BaseModel)
+
+
+class JobEnqueuer(Protocol):
+    """What ``ctx.jobs`` offers: enqueue from inside an actor. Each call commits by itself."""
+
+    async def enqueue(
+        self,
+        actor: ActorRef[Any, Any],
+        payload: BaseModel | Mapping[str, Any],
+        *,
+        queue: str | None = None,
+        priority: int | None = None,
+        scheduled_at: datetime | None = None,
+        start_to_close: timedelta | None = None,
+        idempotency_key: str | None = None,
+        idempotency_scope: str = "",
+        batch_id: UUID | None = None,
+    ) -> Any:
+        """Enqueue one job; returns its handle."""
+        ...
+
+    async def enqueue_batch(self, items: Sequence[Any], *, batch_id: UUID | None = None) -> Any:
+        """Enqueue up to 1,000 ``EnqueueItem`` in one transaction; returns the batch's handle."""
+        ...
+
+    async def batch_counts(self, batch_id: UUID) -> dict[str, int]:
+        """Return how many jobs of a batch are in each status."""
+        ...
+
+
+class Cancellation:
+    """The request to stop one attempt: set on the loop, readable from any thread."""
+
+    __slots__ = ("_event", "origin")
+
+    def __init__(self) -> None:
+        self.origin: CancelOrigin | None = None
+        self._event: asyncio.Event | None = None
+
+    def request(self, origin: CancelOrigin) -> None:
+        """Ask the attempt to stop. The first origin stays."""
+        if self.origin is None:
+            self.origin = origin
+            if self._event is not None:
+                self._event.set()
+
+    @property
+    def event(self) -> asyncio.Event:
+        """The event behind ``ctx.cancel_event``, made when first asked for."""
+        if self._event is None:
+            self._event = asyncio.Event()
+            if self.origin is not None:
+                self._event.set()
+        return self._event
+
+
+class JobContext(Generic[P]):
+    """One attempt of a job, handed to an actor that asks for it."""
+
+    __slots__ = (
+        "_cancellation",
+        "actor",
+        "attempt",
+        "batch_id",
+        "fence_token",
+        "job_id",
+        "jobs",
+        "log",
+        "payload",
+        "queue",
+        "worker_id",
+    )
+
+    def __init__(
+        self,
+        *,
+        job_id: UUID,
+        actor: str,
+        queue: str,
+        attempt: int,
+        fence_token: int,
+        batch_id: UUID | None,
+        worker_id: UUID,
+        payload: P,
+        jobs: JobEnqueuer,
+        log: structlog.stdlib.BoundLogger,
+        cancellation: Cancellation,
+    ) -> None:
+        self.job_id = job_id
+        """The job's id, the same over all attempts."""
+        self.actor = actor
+        """The actor's name."""
+        self.queue = queue
+        """The queue this attempt was claimed from."""
+        self.attempt = attempt
+        """1 for the first attempt. A snooze or a hand-back gives its number back, so numbers may repeat."""
+        self.fence_token = fence_token
+        """Rises with every claim of this job, never repeats: pass it to a store that can refuse older writers."""
+        self.batch_id = batch_id
+        """The batch the job belongs to, if any."""
+        self.worker_id = worker_id
+        """The worker that runs this attempt."""
+        self.payload = payload
+        """The decoded payload."""
+        self.jobs = jobs
+        """Enqueues further jobs. Each call commits at once; a later failure of this job does not take them back."""
+        self.log = log
+        """A structlog logger bound to this job."""
+        self._cancellation = cancellation
+
+    @property
+    def cancel_event(self) -> asyncio.Event:
+        """Set when the attempt should stop. For ``async def`` actors; in a thread use :meth:`should_abort`."""
+        return self._cancellation.event
+
+    @property
+    def cancel_origin(self) -> CancelOrigin | None:
+        """Who asked to stop: SHUTDOWN (the job runs again elsewhere) or OPERATOR; None while nobody did."""
+        return self._cancellation.origin
+
+    @property
+    def cancellation_requested(self) -> bool:
+        """True once somebody asked this attempt to stop."""
+        return self._cancellation.origin is not None
+
+    def should_abort(self) -> bool:
+        """The same as ``cancellation_requested``; safe to call from any thread."""
+        return self._cancellation.origin is not None
+
+    def check_cancelled(self) -> None:
+        """Raise ``asyncio.CancelledError`` when somebody asked this attempt to stop."""
+        if self._cancellation.origin is not None:
+            raise asyncio.CancelledError(f"cancelled by {self._cancellation.origin}")

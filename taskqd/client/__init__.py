@@ -1,0 +1,1 @@
+"""The client: enqueue jobs and read them."""

@@ -1,0 +1,237 @@
+"""Turns items into rows: validation first, then one statement."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal, TypeAlias
+from uuid import UUID
+
+import asyncpg
+from pydantic import BaseModel
+
+from taskqd.actors.actor import MAX_PRIORITY, MIN_PRIORITY, QUEUE_NAME, ActorRef
+from taskqd.domain.errors import (
+    IdempotencyKeyActorMismatchError,
+    PayloadNotStorableError,
+    SchemaNotMigratedError,
+    SubEnqueueError,
+)
+from taskqd.domain.ids import new_uuid
+from taskqd.storage.statements import load
+
+MAX_BATCH = 1000
+TAG = re.compile(r"\w(?:[\w\-]*\w)?")
+MAX_TAGS, MAX_TAG = 50, 100
+MAX_METADATA = 65_536
+MAX_START_TO_CLOSE = timedelta(days=365)
+KEY_RACES = 3
+"""How often a key may be freed between our insert and our look at its holder before we give up."""
+
+Connection: TypeAlias = Any
+"""An asyncpg connection, pooled or not: the pool's proxy shares no base class with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnqueueItem:
+    """One job to enqueue.
+
+    ``actor_ref``, ``payload``
+        The actor, and its payload: the model or a mapping that fits it.
+    ``queue``, ``priority``, ``start_to_close``
+        Override the actor's own; None (default) keeps them.
+    ``scheduled_at``
+        Earliest start, timezone-aware; None (default) is now, by the database's clock.
+    ``idempotency_key``, ``idempotency_scope``
+        While a job with this key and scope exists, whatever its status, enqueue answers with that job instead.
+    ``unique_while``
+        ``"stored"`` (default) holds the key until retention deletes the job, ``"active"`` until it ends.
+    ``batch_id``
+        The batch the job counts in; default the batch's own when enqueued by ``enqueue_batch``.
+    ``metadata``, ``tags``
+        Free JSON up to 64 KiB, and up to 50 words, for people and filters.
+    """
+
+    actor_ref: ActorRef[Any, Any]
+    payload: BaseModel | Mapping[str, Any]
+    queue: str | None = None
+    priority: int | None = None
+    scheduled_at: datetime | None = None
+    start_to_close: timedelta | None = None
+    idempotency_key: str | None = None
+    idempotency_scope: str = ""
+    unique_while: Literal["stored", "active"] = "stored"
+    batch_id: UUID | None = None
+    metadata: Mapping[str, Any] | None = None
+    tags: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """What became of one item: a new job, or the existing holder of its idempotency key."""
+
+    job_id: UUID
+    actor: ActorRef[Any, Any]
+    was_existing: bool
+
+
+class Enqueuer:
+    """Validates and inserts jobs of one schema on whatever connection it is given.
+
+    ``key_max_bytes`` bounds idempotency key and scope each (``TASKQ_IDEMPOTENCY_KEY_MAX_BYTES``); ``max_backoff``
+    bounds the retry cap stamped on jobs (``TASKQ_MAX_RETRY_BACKOFF``), in seconds.
+    """
+
+    def __init__(self, schema: str, *, key_max_bytes: int = 1024, max_backoff: float = 86_400.0) -> None:
+        self.schema = schema
+        self._key_max_bytes = key_max_bytes
+        self._max_backoff = max_backoff
+        self._sql = load("client", schema)
+
+    async def insert(
+        self, connection: Connection, items: Sequence[EnqueueItem], *, batch_id: UUID | None = None
+    ) -> list[Enqueued]:
+        """Insert ``items`` in order and return one :class:`Enqueued` each.
+
+        Nothing is inserted when any item is invalid. A key held by another actor's job raises
+        ``IdempotencyKeyActorMismatchError``; run inside a transaction to take back what was inserted before it.
+        """
+        rows = [self._row(item, batch_id) for item in items]
+        try:
+            return await self._insert(connection, items, rows)
+        except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
+            raise SchemaNotMigratedError(
+                f"schema {self.schema!r} holds no taskqd tables; run 'taskqd migrate up'"
+            ) from None
+
+    async def _insert(
+        self, connection: Connection, items: Sequence[EnqueueItem], rows: list[tuple[Any, ...]]
+    ) -> list[Enqueued]:
+        answers: dict[int, Enqueued] = {}
+        todo = list(range(len(items)))
+        for _ in range(KEY_RACES):
+            columns = list(zip(*(rows[index] for index in todo), strict=True))
+            inserted = {record["id"] for record in await connection.fetch(self._sql.enqueue, *columns)}
+            taken: list[int] = []
+            for index in todo:
+                if rows[index][0] in inserted:
+                    answers[index] = Enqueued(rows[index][0], items[index].actor_ref, was_existing=False)
+                else:
+                    taken.append(index)
+            if not taken:
+                break
+            scopes = [items[index].idempotency_scope for index in taken]
+            keys = [items[index].idempotency_key for index in taken]
+            for record in await connection.fetch(self._sql.key_holders, scopes, keys):
+                index = taken[record["ord"] - 1]
+                item = items[index]
+                if record["actor"] != item.actor_ref.name:
+                    raise IdempotencyKeyActorMismatchError(
+                        str(item.idempotency_key),
+                        item.idempotency_scope,
+                        item.actor_ref.name,
+                        record["actor"],
+                    )
+                answers[index] = Enqueued(record["id"], item.actor_ref, was_existing=True)
+            todo = [index for index in taken if index not in answers]
+            if not todo:
+                break
+        else:
+            raise SubEnqueueError(
+                f"idempotency key {items[todo[0]].idempotency_key!r} is freed and taken faster than it can be read"
+            )
+        return [answers[index] for index in range(len(items))]
+
+    def _row(self, item: EnqueueItem, batch_id: UUID | None) -> tuple[Any, ...]:
+        ref = item.actor_ref
+        if not isinstance(ref, ActorRef):
+            raise TypeError(f"actor_ref = {ref!r} is not an actor; decorate the function with @actor")
+        queue = ref.queue if item.queue is None else item.queue
+        if not QUEUE_NAME.fullmatch(queue):
+            raise ValueError(f"queue = {queue!r} must be letters, digits, '_', '.', '-', starting with a letter or '_'")
+        priority = ref.priority if item.priority is None else item.priority
+        if not MIN_PRIORITY <= priority <= MAX_PRIORITY:
+            raise ValueError(f"priority = {priority} must be between {MIN_PRIORITY} and {MAX_PRIORITY}")
+        if item.scheduled_at is not None and item.scheduled_at.utcoffset() is None:
+            raise ValueError(f"scheduled_at = {item.scheduled_at} has no time zone; use datetime.now(UTC) or the like")
+        if item.start_to_close is not None and not timedelta(0) < item.start_to_close <= MAX_START_TO_CLOSE:
+            raise ValueError(f"start_to_close = {item.start_to_close} must be positive and at most 365 days")
+        if item.unique_while not in ("stored", "active"):
+            raise ValueError(f"unique_while = {item.unique_while!r} must be 'stored' or 'active'")
+        if item.idempotency_key is not None:
+            self._check_key("idempotency_key", item.idempotency_key)
+            if item.idempotency_scope:
+                self._check_key("idempotency_scope", item.idempotency_scope)
+        retry = ref.retry
+        return (
+            new_uuid(),
+            ref.name,
+            queue,
+            ref.encode_payload(item.payload),
+            priority,
+            item.scheduled_at,
+            item.idempotency_scope,
+            item.idempotency_key,
+            item.unique_while == "active",
+            _tags(item.tags),
+            _metadata(item.metadata),
+            None if item.start_to_close is None else item.start_to_close.total_seconds(),
+            None if retry.time_budget is None else retry.time_budget.total_seconds(),
+            retry.max_attempts,
+            retry.kind,
+            retry.backoff,
+            min(retry.base.total_seconds(), self._max_backoff),
+            min(retry.cap.total_seconds(), self._max_backoff),
+            retry.stored_jitter,
+            item.batch_id if item.batch_id is not None else batch_id,
+        )
+
+    def _check_key(self, name: str, value: str) -> None:
+        if not isinstance(value, str) or not value.strip() or "\x00" in value:
+            raise ValueError(f"{name} = {value!r} must be text that is not blank and holds no NUL")
+        try:
+            size = len(value.encode())
+        except UnicodeEncodeError:
+            raise ValueError(f"{name} = {value!r} is not valid Unicode") from None
+        if size > self._key_max_bytes:
+            raise ValueError(
+                f"{name} is {size} bytes, the limit is {self._key_max_bytes} (TASKQ_IDEMPOTENCY_KEY_MAX_BYTES)"
+            )
+
+
+def _tags(tags: Sequence[str]) -> str | None:
+    if isinstance(tags, str):
+        raise TypeError(f"tags = {tags!r} must be a sequence of words, not one string")
+    if not tags:
+        return None
+    if len(tags) > MAX_TAGS:
+        raise ValueError(f"{len(tags)} tags given, the limit is {MAX_TAGS}")
+    for tag in tags:
+        if not isinstance(tag, str) or not TAG.fullmatch(tag) or len(tag) > MAX_TAG:
+            raise ValueError(f"tag {tag!r} must be letters, digits, '_' and inner '-', at most {MAX_TAG} characters")
+    return ",".join(tags)
+
+
+def _metadata(metadata: Mapping[str, Any] | None) -> str | None:
+    if metadata is None:
+        return None
+    try:
+        text = json.dumps(dict(metadata), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise PayloadNotStorableError(f"metadata does not encode as JSON: {error}") from None
+    if "\\u0000" in text or (re.search(r"\\ud[89a-f]", text) and not _pairs(text)):
+        raise PayloadNotStorableError("metadata holds a NUL or a lone surrogate, which Postgres cannot store")
+    if len(text) > MAX_METADATA:
+        raise PayloadNotStorableError(f"metadata is {len(text)} characters, the limit is {MAX_METADATA}")
+    return text
+
+
+def _pairs(text: str) -> bool:
+    try:
+        json.dumps(json.loads(text), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

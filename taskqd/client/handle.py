@@ -1,0 +1,69 @@
+"""A handle on one enqueued job."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from uuid import UUID
+
+from taskqd.actors.actor import ActorRef
+from taskqd.client.rows import JobRow
+from taskqd.domain.errors import JobFailed
+from taskqd.domain.status import JobStatus
+
+if TYPE_CHECKING:
+    from taskqd.client.reads import JobReader
+
+R = TypeVar("R")
+
+FIRST_POLL, SLOWEST_POLL = 0.02, 0.5
+
+
+class JobHandle(Generic[R]):
+    """One job: ask for its status, or wait for its result.
+
+    ``was_existing`` is True when enqueue found the holder of the idempotency key instead of making a job.
+    """
+
+    __slots__ = ("_reader", "actor", "job_id", "was_existing")
+
+    def __init__(self, job_id: UUID, actor: ActorRef[Any, R], reader: JobReader, *, was_existing: bool = False) -> None:
+        self.job_id = job_id
+        self.actor = actor
+        self.was_existing = was_existing
+        self._reader = reader
+
+    def __repr__(self) -> str:
+        return f"JobHandle({self.job_id}, actor={self.actor.name!r})"
+
+    async def row(self) -> JobRow:
+        """Return the job's row as it is now. Raises ``JobNotFoundError`` once it is pruned."""
+        return await self._reader.row(self.job_id)
+
+    async def status(self) -> JobStatus:
+        """Return the job's status as it is now. Raises ``JobNotFoundError`` once it is pruned."""
+        return await self._reader.status(self.job_id)
+
+    async def wait(self, timeout: float | None = None) -> R:
+        """Wait until the job has ended and return its result.
+
+        Polls, at first quickly, then every half second. Raises ``JobFailed`` when it ended other than succeeded,
+        ``TimeoutError`` after ``timeout`` seconds (None waits as long as it takes; the job goes on either way).
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause = FIRST_POLL
+        while True:
+            status = await self.status()
+            if status not in (JobStatus.SCHEDULED, JobStatus.PENDING, JobStatus.RUNNING):
+                row = await self.row()
+                if row.status is JobStatus.SUCCEEDED:
+                    return self.actor.decode_result(row.result_text)
+                raise JobFailed(row)
+            if deadline is not None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(f"job {self.job_id} is still {status} after {timeout:g} s")
+                pause = min(pause, left)
+            await asyncio.sleep(pause)
+            pause = min(SLOWEST_POLL, max(pause, FIRST_POLL) * 1.5)

@@ -1,0 +1,42 @@
+"""Reads of jobs and batches."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from taskqd.client.rows import JobRow
+from taskqd.domain.errors import JobNotFoundError
+from taskqd.domain.status import JobStatus
+from taskqd.storage.statements import load
+
+
+class JobReader:
+    """Reads jobs of one schema through one pool."""
+
+    def __init__(self, pool: Any, schema: str) -> None:
+        self._pool = pool
+        self._sql = load("client", schema)
+
+    async def find(self, job_id: UUID) -> JobRow | None:
+        """Return the job's row, or None."""
+        record = await self._pool.fetchrow(self._sql.job, job_id)
+        return None if record is None else JobRow.from_record(record)
+
+    async def row(self, job_id: UUID) -> JobRow:
+        """Return the job's row. Raises ``JobNotFoundError``."""
+        row = await self.find(job_id)
+        if row is None:
+            raise JobNotFoundError(job_id)
+        return row
+
+    async def status(self, job_id: UUID) -> JobStatus:
+        """Return the job's status. Raises ``JobNotFoundError``."""
+        status = await self._pool.fetchval(self._sql.job_status, job_id)
+        if status is None:
+            raise JobNotFoundError(job_id)
+        return JobStatus(status)
+
+    async def batch_counts(self, batch_id: UUID) -> dict[str, int]:
+        """Return how many jobs of the batch are in each status; a status without jobs is left out."""
+        return {record["status"]: record["jobs"] for record in await self._pool.fetch(self._sql.batch_counts, batch_id)}

@@ -1,0 +1,128 @@
+"""``TaskQ``: what a service holds to enqueue jobs and read them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from uuid import UUID
+
+from taskqd.actors.actor import ActorRef
+from taskqd.client.enqueue import Enqueuer
+from taskqd.client.handle import JobHandle
+from taskqd.client.jobs import Jobs
+from taskqd.client.rows import JobRow
+from taskqd.client.wake import WakeSender
+from taskqd.storage.connect import create_pool
+from taskqd.storage.schema_name import check_schema_name
+
+R = TypeVar("R")
+
+MAX_POOL = 100
+COMMAND_TIMEOUT = 30.0
+"""Seconds that one statement of the client may take."""
+_log = logging.getLogger("taskqd.client")
+
+
+class _Closed:
+    """Stands for the pool while the client is not open."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("the TaskQ is not open; use 'async with TaskQ(...) as tq' or await tq.open()")
+
+
+class TaskQ(Jobs):
+    """A client of one taskqd schema::
+
+        async with TaskQ(dsn="postgresql://app@db/app") as tq:
+            handle = await tq.enqueue(resize, Resize(path="a.png"))
+            print(await handle.wait(timeout=30))
+
+    ``dsn`` or ``pool``
+        Exactly one. With ``dsn`` the client owns a pool of ``min_pool_size`` to ``max_pool_size`` (1 to 5)
+        connections. A ``pool`` (asyncpg) stays yours; do not give the pool that your request handlers hold
+        connections of, or enqueue can wait for itself.
+    ``schema``
+        Default ``TASKQ_SCHEMA_NAME``, else ``taskq``. It must be the schema that the workers use.
+
+    Raises ``ConfigError`` for a bad schema name, ``ValueError`` for bad pool arguments; ``open()`` raises
+    ``DatabaseUnavailableError`` or ``DatabaseAuthError``.
+    """
+
+    def __init__(
+        self,
+        *,
+        dsn: str | None = None,
+        pool: Any | None = None,
+        schema: str | None = None,
+        min_pool_size: int = 1,
+        max_pool_size: int = 5,
+    ) -> None:
+        if (dsn is None) == (pool is None):
+            raise ValueError("TaskQ takes exactly one of dsn= and pool=")
+        if not 1 <= min_pool_size <= max_pool_size <= MAX_POOL:
+            raise ValueError(
+                f"min_pool_size = {min_pool_size} and max_pool_size = {max_pool_size} must satisfy "
+                f"1 <= min <= max <= {MAX_POOL}"
+            )
+        self.schema = check_schema_name(schema or os.environ.get("TASKQ_SCHEMA_NAME") or "taskq")
+        self._dsn = dsn
+        self._given_pool = pool
+        self._sizes = (min_pool_size, max_pool_size)
+        self._close_pool()
+
+    async def open(self) -> Self:
+        """Open the pool. ``async with`` does it. Safe to call twice."""
+        if isinstance(self._pool, _Closed):
+            pool = self._given_pool
+            if pool is None:
+                low, high = self._sizes
+                pool = await create_pool(
+                    self._dsn or "",
+                    role="client",
+                    schema=self.schema,
+                    group="",
+                    min_size=low,
+                    max_size=high,
+                    command_timeout=COMMAND_TIMEOUT,
+                )
+            wake = WakeSender(pool, self.schema, _wake_failed)
+            wake.start()
+            super().__init__(pool, Enqueuer(self.schema), wake)
+        return self
+
+    async def close(self) -> None:
+        """Send what is owed and close the pool, if it is the client's own. Safe to call twice."""
+        if isinstance(self._pool, _Closed):
+            return
+        await self._wake.close()
+        pool = self._pool
+        self._close_pool()
+        if self._given_pool is None:
+            await pool.close()
+
+    def _close_pool(self) -> None:
+        closed: Any = _Closed()
+        super().__init__(closed, Enqueuer(self.schema), closed)
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def get(self, job_id: UUID) -> JobRow | None:
+        """Return the job's row, or None when there is no such job (any more)."""
+        return await self._reader.find(job_id)
+
+    def handle(self, job_id: UUID, actor: ActorRef[Any, R]) -> JobHandle[R]:
+        """Return a handle on a job whose id is known, for waiting on it."""
+        return JobHandle(job_id, actor, self._reader)
+
+
+def _wake_failed(name: str, error: BaseException, streak: int) -> None:
+    # Workers poll as well: a lost notification costs latency, never a job.
+    _log.warning("wake-up not sent (%d in a row): %s", streak, type(error).__name__)

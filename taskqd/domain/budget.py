@@ -1,0 +1,80 @@
+"""The connection arithmetic of a fleet: pure numbers, no server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LEADER_EXTRA = 2
+"""The elected leader's monitor and maintenance connections; one leader exists per fleet."""
+
+DEDICATED = 2
+"""Each worker's LISTEN connection and its election connection; neither can be pooled."""
+
+PGBOUNCER_THRESHOLD = 80
+"""Above this many connections a pooler is recommended: conservative below Postgres' default of 100."""
+
+CLIENT_POOL_SIZE = 5
+"""Connections of one ``TaskQ`` client."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionBudget:
+    """Connections a fleet may hold at once. ``direct`` cannot go through a transaction pooler, ``pooled`` may."""
+
+    direct: int
+    pooled: int
+    total: int
+
+    @property
+    def pgbouncer_recommended(self) -> bool:
+        """True above 80 connections in total."""
+        return self.total > PGBOUNCER_THRESHOLD
+
+
+def worker_pool_size(max_concurrency: int) -> int:
+    """Connections of a worker's pooled pool: one and a half per slot, rounded down."""
+    return max_concurrency * 3 // 2
+
+
+def slot_pool_size(max_concurrency: int, per_slot: bool) -> int:
+    """Connections of the per-slot transaction pool: one per slot and one for the readiness probe."""
+    return max_concurrency + 1 if per_slot else 0
+
+
+def compute_connection_budget(
+    *,
+    workers: int = 1,
+    max_concurrency: int = 8,
+    dispatcher_pool_size: int = 4,
+    heartbeat_pool_size: int = 4,
+    per_slot: bool = False,
+    web_pods: int = 0,
+    supervisor: int = 0,
+    app_connections: int = 0,
+    leader: bool = True,
+) -> ConnectionBudget:
+    """Return the most connections that ``workers`` equal workers and their surroundings hold.
+
+    ``leader=False`` leaves out the elected leader's two extra connections, for adding several groups up.
+    ``per_slot`` is transactional consume with more than one slot. ``supervisor`` and ``app_connections`` are added
+    to the total as they are. Raises ``ValueError`` for a count below its minimum.
+    """
+    for name, value, low in (
+        ("workers", workers, 0),
+        ("max_concurrency", max_concurrency, 1),
+        ("dispatcher_pool_size", dispatcher_pool_size, 1),
+        ("heartbeat_pool_size", heartbeat_pool_size, 1),
+        ("web_pods", web_pods, 0),
+        ("supervisor", supervisor, 0),
+        ("app_connections", app_connections, 0),
+    ):
+        if value < low:
+            raise ValueError(f"{name} = {value} must be at least {low}")
+    steady = dispatcher_pool_size + heartbeat_pool_size + DEDICATED + slot_pool_size(max_concurrency, per_slot)
+    direct = workers * steady + (LEADER_EXTRA if leader and workers else 0)
+    pooled = workers * worker_pool_size(max_concurrency)
+    return ConnectionBudget(
+        direct=direct,
+        pooled=pooled,
+        total=direct + pooled + web_pods * CLIENT_POOL_SIZE + supervisor + app_connections,
+    )

@@ -1,0 +1,148 @@
+"""Every error that taskqd raises on purpose, each with the exit code a command ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from taskqd.domain.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+
+class TaskQError(Exception):
+    """The base of all taskqd errors. ``exit_code`` is what a command that meets it returns."""
+
+    exit_code: ExitCode = ExitCode.ERROR
+
+
+# -- configuration and start-up -------------------------------------------------------------------
+
+
+class ConfigError(TaskQError):
+    """The configuration is refused for good; a restart cannot help."""
+
+    exit_code = ExitCode.REFUSED
+
+
+class RegistryError(ConfigError):
+    """The actor registry does not import or holds something that is not an actor."""
+
+
+class ActorDefinitionError(ConfigError, TypeError):
+    """An ``@actor`` declaration is wrong; raised at import time and names the fix."""
+
+
+class BudgetExceededError(TaskQError):
+    """The fleet's connections do not fit the server.
+
+    ``exit_code`` is REFUSED when the configuration can never fit, TRY_AGAIN when only other sessions fill it.
+    """
+
+    def __init__(self, message: str, exit_code: ExitCode) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class DatabaseUnavailableError(TaskQError):
+    """The database could not be reached within the bounded time."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+
+class DatabaseAuthError(ConfigError):
+    """The database refused the credentials or the database name; trying again cannot help."""
+
+
+class SchemaNotMigratedError(TaskQError):
+    """The schema holds no taskqd tables yet. Run ``taskqd migrate up``."""
+
+    exit_code = ExitCode.TRY_AGAIN
+
+
+class SchemaOutOfRangeError(TaskQError):
+    """The schema is older or newer than this code supports; a rolling deploy passes through it."""
+
+    exit_code = ExitCode.TRY_AGAIN
+
+
+class MigrationLockTimeoutError(TaskQError):
+    """A migration waited ``lock_timeout`` for a lock that another session holds, and was rolled back."""
+
+    exit_code = ExitCode.TRY_AGAIN
+
+
+class MigrationChecksumError(ConfigError):
+    """An applied migration's file no longer has the text that was applied."""
+
+
+# -- enqueue --------------------------------------------------------------------------------------
+
+
+class IdempotencyKeyActorMismatchError(TaskQError):
+    """The idempotency key is held by a job of another actor."""
+
+    def __init__(self, key: str, scope: str, actor: str, holder: str) -> None:
+        super().__init__(
+            f"idempotency key {key!r} (scope {scope!r}) asked for actor {actor!r} is held by a job of actor {holder!r}"
+        )
+        self.key, self.scope, self.actor, self.holder = key, scope, actor, holder
+
+
+class PayloadValidationError(TaskQError):
+    """The payload does not fit the actor's model. Holds no input values, so it is safe to log."""
+
+    def __init__(self, actor: str, validation_errors: Sequence[dict[str, Any]]) -> None:
+        self.actor = actor
+        self.validation_errors = list(validation_errors)
+        details = "; ".join(
+            f"{'.'.join(str(part) for part in error['loc']) or 'payload'}: {error['msg']}"
+            for error in self.validation_errors
+        )
+        super().__init__(f"payload of actor {actor!r} is invalid: {details}")
+
+
+class PayloadNotStorableError(TaskQError, ValueError):
+    """The payload holds text that Postgres cannot store (NUL or a lone surrogate) or is too large."""
+
+
+class SubEnqueueError(TaskQError):
+    """A job could not be enqueued from inside an actor."""
+
+
+# -- running --------------------------------------------------------------------------------------
+
+
+class ResultTooLarge(TaskQError):
+    """The encoded result exceeds ``TASKQ_RESULT_MAX_BYTES``; the job fails and is not retried."""
+
+    def __init__(self, actor: str, size: int, limit: int) -> None:
+        super().__init__(f"result of actor {actor!r} is {size} bytes, the limit is {limit} (TASKQ_RESULT_MAX_BYTES)")
+        self.actor, self.size, self.limit = actor, size, limit
+
+
+class JobFailed(TaskQError):
+    """A waited-for job ended other than succeeded. ``row`` is the job's row."""
+
+    def __init__(self, row: Any) -> None:
+        super().__init__(
+            f"job {row.id} of actor {row.actor!r} ended {row.status}"
+            + (f": {row.error_class}: {row.error_message}" if row.error_class else "")
+        )
+        self.row = row
+
+
+class JobNotFoundError(TaskQError, KeyError):
+    """No job has this id; it may have been pruned."""
+
+    def __init__(self, job_id: UUID) -> None:
+        super().__init__(f"no job {job_id}")
+        self.job_id = job_id
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class EmptyBatchError(TaskQError):
+    """A waited-for batch holds fewer jobs than expected and none is in flight."""

@@ -1,0 +1,50 @@
+"""What an actor raises to say *when* instead of *failed*."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from enum import StrEnum
+
+
+class CancelOrigin(StrEnum):
+    """Who asked a running job to stop."""
+
+    SHUTDOWN = "shutdown"
+    """The worker stops; the job is released and runs again elsewhere."""
+    OPERATOR = "operator"
+    """A person or a program cancelled the job."""
+
+
+MAX_DELAY = timedelta(days=365)
+"""The longest a job may put itself off in one step."""
+
+
+def _seconds(delay: timedelta | float) -> float:
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
+    if not 0 <= seconds <= MAX_DELAY.total_seconds():
+        raise ValueError(f"delay = {seconds} s must be between 0 and {MAX_DELAY.days} days")
+    return seconds
+
+
+class Snooze(Exception):
+    """Raise it to run again after ``delay`` (timedelta, or seconds) without spending an attempt.
+
+    A snooze that lands past the job's ``schedule_to_close`` ends it as failed with ``DeadlineExceeded``.
+    """
+
+    def __init__(self, delay: timedelta | float) -> None:
+        self.delay = _seconds(delay)
+        super().__init__(f"snooze for {self.delay:g} s")
+
+
+class RetryAfter(Exception):
+    """Raise it to retry after exactly ``delay`` (timedelta, or seconds), whatever the retry policy's curve says.
+
+    With ``consume_budget`` (default) the attempt is spent and the job fails with ``MaxAttemptsExceeded`` when none
+    is left; without it this is a snooze.
+    """
+
+    def __init__(self, delay: timedelta | float, *, consume_budget: bool = True) -> None:
+        self.delay = _seconds(delay)
+        self.consume_budget = consume_budget
+        super().__init__(f"retry after {self.delay:g} s")

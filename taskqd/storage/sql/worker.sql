@@ -1,0 +1,288 @@
+-- The statements of a worker process. Sessions that run them are pinned (storage/connect.py), so that a plan never
+-- flips to a scan or a sort of the backlog. Lock order everywhere: jobs in id order, skipping what others hold.
+
+-- name: register_worker
+-- Announces this process. Serves presence and the release of its rows; primary key only.
+insert into {schema}.workers
+    (id, hostname, pid, queues, max_concurrency, worker_label, workgroup_instance, worker_group)
+values ($1::uuid, $2::text, $3::int, $4::text[], $5::int, $6::text, $7::uuid, $8::text)
+
+-- name: beat_worker
+-- Presence. Answers whether somebody has declared this worker dead. Primary key; HOT.
+update {schema}.workers set last_seen_at = clock_timestamp()
+where id = $1::uuid
+returning dead_at is not null as dead
+
+-- name: stop_worker
+-- From here on the rows of this worker are interrupts, not crashes. Primary key.
+update {schema}.workers set stopping_at = coalesce(stopping_at, clock_timestamp()), last_seen_at = clock_timestamp()
+where id = $1::uuid
+
+-- name: unregister_worker
+-- The worker has ended and holds nothing. A row that still names it keeps the worker's row, for the reaper. Primary key.
+delete from {schema}.workers w
+where w.id = $1::uuid
+  and not exists (select from {schema}.jobs j where j.status = 'running' and j.worker_id = w.id)
+
+-- name: sync_actor
+-- Stores what the code declares of an actor; capacity and queue stay as the operator left them. Writes only on change.
+-- Answers the stored queue. Primary key of actor_config.
+with changed as (
+    insert into {schema}.actor_config as c
+        (actor, queue, max_attempts, retry_kind, retry_backoff, retry_base, retry_cap, retry_jitter, time_budget, priority)
+    values ($1::text, $2::text, $3::int, $4::text, $5::text, $6::real, $7::real, $8::real, make_interval(secs => $9::float8),
+        $10::smallint)
+    on conflict (actor) do update set
+        max_attempts = excluded.max_attempts, retry_kind = excluded.retry_kind,
+        retry_backoff = excluded.retry_backoff, retry_base = excluded.retry_base, retry_cap = excluded.retry_cap,
+        retry_jitter = excluded.retry_jitter, time_budget = excluded.time_budget, priority = excluded.priority,
+        updated_at = clock_timestamp()
+    where (c.max_attempts, c.retry_kind, c.retry_backoff, c.retry_base, c.retry_cap, c.retry_jitter, c.priority)
+          is distinct from (excluded.max_attempts, excluded.retry_kind, excluded.retry_backoff, excluded.retry_base,
+                            excluded.retry_cap, excluded.retry_jitter, excluded.priority)
+       or c.time_budget is distinct from excluded.time_budget
+    returning queue
+)
+select queue from changed
+union all
+select c.queue from {schema}.actor_config c where c.actor = $1::text and not exists (select from changed)
+
+-- name: heads
+-- The (route, priority) pairs that have pending rows in the plain lane, best first within a route. A loose scan of
+-- jobs_claim: one probe a pair. At most 1,000 pairs.
+with recursive head(route, priority) as (
+    select q.route, (select j.priority from {schema}.jobs j
+                     where j.status = 'pending' and j.route = q.route and j.lane = ''
+                     order by j.priority desc limit 1)
+    from unnest($1::text[]) q(route)
+    union all
+    select h.route, (select j.priority from {schema}.jobs j
+                     where j.status = 'pending' and j.route = h.route and j.lane = '' and j.priority < h.priority
+                     order by j.priority desc limit 1)
+    from head h where h.priority is not null
+)
+select route, priority from head where priority is not null limit 1000
+
+-- name: claim
+-- Takes up to $1 due rows of the known actors ($7) over ordered segments of the plain lane, each from its floor on.
+-- Serves from jobs_claim; the nested loop stops at $1 and locks exactly what it returns. Every claim raises the epoch
+-- and spends an attempt.
+with taken as materialized (
+    select x.ctid
+    from unnest($3::text[], $4::smallint[], $5::timestamptz[], $6::uuid[]) seg(route, priority, floor_at, floor_id)
+    cross join lateral (
+        select j.ctid from {schema}.jobs j
+        where j.status = 'pending' and j.route = seg.route and j.lane = '' and j.priority = seg.priority
+          and (j.scheduled_at, j.id) >= (seg.floor_at, seg.floor_id)
+          and j.scheduled_at <= statement_timestamp()
+          and j.actor = any($7::text[])
+          and (j.schedule_to_close is null or j.schedule_to_close > clock_timestamp())
+        order by j.scheduled_at, j.id
+        limit $1::int
+        for update skip locked
+    ) x
+    limit $1::int
+)
+update {schema}.jobs j set
+    status = 'running', epoch = j.epoch + 1, attempt = j.attempt + 1, worker_id = $2::uuid,
+    claimed_at = clock_timestamp(), started_at = null, last_heartbeat_at = null,
+    lock_expires_at = clock_timestamp() + make_interval(secs => $8::float8)
+from taken t
+where j.ctid = t.ctid
+returning j.id, j.epoch, j.actor, j.payload::text as payload, j.attempt, j.max_attempts, j.route, j.priority,
+    j.scheduled_at, j.batch_id, extract(epoch from j.start_to_close)::float8 as start_to_close
+
+-- name: renew
+-- Extends the leases of (id, epoch) pairs that are near their end, and stamps the start of what began meanwhile. Rows
+-- that somebody holds locked are left for the next beat. Answers the pairs that are no longer this attempt's.
+-- Primary key of jobs; touches no indexed column, so it stays HOT.
+with given as materialized (
+    select * from unnest($1::uuid[], $2::int[], $3::float8[]) as g(id, epoch, run_seconds)
+), near as materialized (
+    select j.id, g.run_seconds
+    from given g join {schema}.jobs j on j.id = g.id
+    where j.epoch = g.epoch and j.lock_expires_at is not null
+      and (j.lock_expires_at < clock_timestamp() + make_interval(secs => $5::float8)
+           or j.heartbeat_timeout is not null
+           or (j.started_at is null and g.run_seconds is not null))
+    for no key update of j skip locked
+), renewed as (
+    update {schema}.jobs j set
+        lock_expires_at = clock_timestamp() + make_interval(secs => $4::float8),
+        last_heartbeat_at = clock_timestamp(),
+        started_at = coalesce(j.started_at, clock_timestamp() - make_interval(secs => n.run_seconds))
+    from near n where j.id = n.id
+    returning j.id
+)
+select g.id, g.epoch
+from given g left join {schema}.jobs j on j.id = g.id
+where j.id is null or j.epoch <> g.epoch or j.lock_expires_at is null
+
+-- name: settle_succeeded
+-- Ends attempts well. Answers the ids it applied to; the caller asks `settle_state` about the rest. Primary key of
+-- jobs: no index predicate is repeated, so no statistics can turn this into a walk over the running index.
+with given as materialized (
+    select * from unnest($1::uuid[], $2::int[], $3::float8[], $4::text[]) as g(id, epoch, run_seconds, result)
+), locked as materialized (
+    select j.id, g.run_seconds, g.result
+    from given g join {schema}.jobs j on j.id = g.id
+    where j.epoch = g.epoch and j.lock_expires_at is not null
+    for no key update of j skip locked
+), settled as (
+    update {schema}.jobs j set
+        status = 'succeeded', finished_at = clock_timestamp(), lock_expires_at = null, cancel_phase = 0,
+        started_at = coalesce(j.started_at, clock_timestamp() - make_interval(secs => l.run_seconds)),
+        result = l.result::jsonb, result_size_bytes = octet_length(l.result),
+        error_class = null, error_message = null, error_traceback = null,
+        idempotency_freed = j.unique_while_active
+    from locked l where j.id = l.id
+    returning j.id
+)
+select array_agg(id) from settled
+
+-- name: settle_failed
+-- Ends attempts badly: each waits for its next attempt where it may have one, else its job fails. $8 null waits on the
+-- row's own retry curve; $9 names the error class of a job that has no attempt left, null keeps the error's own.
+-- Primary key of jobs, then job_attempts and actor_config by theirs.
+with given as materialized (
+    select * from unnest($1::uuid[], $2::int[], $3::float8[], $4::text[], $5::text[], $6::text[], $7::bool[], $8::float8[],
+                         $9::text[])
+        as g(id, epoch, run_seconds, error_class, error_message, error_traceback, retryable, delay, exhausted_class)
+), locked as materialized (
+    select g.*, j.attempt, j.worker_id, j.claimed_at, j.actor, j.schedule_to_close,
+        coalesce(j.started_at, clock_timestamp() - make_interval(secs => g.run_seconds)) as started_at,
+        g.retryable and j.retry_kind <> 'non_retryable'
+            and (j.retry_kind = 'indefinite' or j.attempt < j.max_attempts) as may_retry,
+        coalesce(make_interval(secs => g.delay),
+            {schema}.retry_delay(j.attempt, j.retry_backoff, j.retry_base, j.retry_cap, j.retry_jitter)) as wait
+    from given g join {schema}.jobs j on j.id = g.id
+    where j.epoch = g.epoch and j.lock_expires_at is not null
+    for no key update of j skip locked
+), decided as materialized (
+    select l.*,
+        l.may_retry and (l.schedule_to_close is null or clock_timestamp() + l.wait < l.schedule_to_close) as again
+    from locked l
+), attempted as (
+    insert into {schema}.job_attempts (job_id, epoch, attempt, worker_id, claimed_at, started_at, outcome, error_class,
+        error_message, error_traceback)
+    select d.id, d.epoch, d.attempt, d.worker_id, d.claimed_at, d.started_at, 'retried', d.error_class, d.error_message,
+        d.error_traceback
+    from decided d where d.again
+    on conflict (job_id, epoch) do nothing
+), settled as (
+    update {schema}.jobs j set
+        status = (case when not d.again then 'failed' when d.wait > interval '0' then 'scheduled'
+                       else 'pending' end)::{schema}.job_status,
+        epoch = j.epoch + d.again::int,
+        scheduled_at = case when d.again then clock_timestamp() + d.wait else j.scheduled_at end,
+        finished_at = case when d.again then null else clock_timestamp() end,
+        started_at = case when d.again then null else d.started_at end,
+        claimed_at = case when d.again then null else j.claimed_at end,
+        worker_id = case when d.again then null else j.worker_id end,
+        lock_expires_at = null, cancel_phase = 0,
+        error_class = case when d.again then d.error_class
+                           when d.may_retry then 'DeadlineExceeded'
+                           when d.retryable then coalesce(d.exhausted_class, d.error_class)
+                           else d.error_class end,
+        error_message = case when not d.again and d.may_retry then 'schedule_to_close reached before next dispatch'
+                             else d.error_message end,
+        error_traceback = d.error_traceback,
+        idempotency_freed = j.unique_while_active and not d.again,
+        route = case when d.again then coalesce(c.queue, j.queue) else j.route end,
+        lane = case when d.again then '' else j.lane end
+    from decided d left join {schema}.actor_config c on c.actor = d.actor
+    where j.id = d.id
+    returning j.id, j.status
+)
+select array_agg(id) as ids, count(*) filter (where status = 'pending') as repended,
+    count(*) filter (where status = 'failed') as failed
+from settled
+
+-- name: settle_snoozed
+-- Puts jobs off and gives their attempt back. One that would land past its schedule_to_close fails instead. Primary
+-- key of jobs, then job_attempts and actor_config by theirs.
+with given as materialized (
+    select * from unnest($1::uuid[], $2::int[], $3::float8[], $4::float8[]) as g(id, epoch, run_seconds, delay)
+), locked as materialized (
+    select g.*, j.attempt, j.worker_id, j.claimed_at, j.actor,
+        coalesce(j.started_at, clock_timestamp() - make_interval(secs => g.run_seconds)) as started_at,
+        j.schedule_to_close is null
+            or clock_timestamp() + make_interval(secs => g.delay) < j.schedule_to_close as again
+    from given g join {schema}.jobs j on j.id = g.id
+    where j.epoch = g.epoch and j.lock_expires_at is not null
+    for no key update of j skip locked
+), attempted as (
+    insert into {schema}.job_attempts (job_id, epoch, attempt, worker_id, claimed_at, started_at, outcome)
+    select l.id, l.epoch, l.attempt, l.worker_id, l.claimed_at, l.started_at, 'snoozed'
+    from locked l where l.again
+    on conflict (job_id, epoch) do nothing
+), settled as (
+    update {schema}.jobs j set
+        status = (case when not l.again then 'failed' when l.delay > 0 then 'scheduled'
+                       else 'pending' end)::{schema}.job_status,
+        epoch = j.epoch + l.again::int,
+        attempt = j.attempt - l.again::int,
+        snooze_count = j.snooze_count + 1,
+        scheduled_at = case when l.again then clock_timestamp() + make_interval(secs => l.delay) else j.scheduled_at end,
+        finished_at = case when l.again then null else clock_timestamp() end,
+        started_at = case when l.again then null else l.started_at end,
+        claimed_at = case when l.again then null else j.claimed_at end,
+        worker_id = case when l.again then null else j.worker_id end,
+        lock_expires_at = null, cancel_phase = 0,
+        error_class = case when l.again then j.error_class else 'DeadlineExceeded' end,
+        error_message = case when l.again then j.error_message
+                             else 'schedule_to_close reached before next dispatch' end,
+        idempotency_freed = j.unique_while_active and not l.again,
+        route = case when l.again then coalesce(c.queue, j.queue) else j.route end,
+        lane = case when l.again then '' else j.lane end
+    from locked l left join {schema}.actor_config c on c.actor = l.actor
+    where j.id = l.id
+    returning j.id, j.status
+)
+select array_agg(id) as ids, count(*) filter (where status = 'pending') as repended,
+    count(*) filter (where status = 'failed') as failed
+from settled
+
+-- name: settle_released
+-- Hands rows back to the fleet: an attempt that had begun is an interrupt (spent, counted, never the end of a job); one
+-- that had not is refunded and leaves no trace. Wakes other workers. Primary key of jobs, then job_attempts and
+-- actor_config by theirs.
+with given as materialized (
+    select * from unnest($1::uuid[], $2::int[], $3::float8[], $4::text) as g(id, epoch, run_seconds, cause)
+), locked as materialized (
+    select g.*, j.attempt, j.worker_id, j.claimed_at, j.actor, g.run_seconds is not null as began,
+        coalesce(j.started_at, clock_timestamp() - make_interval(secs => g.run_seconds)) as started_at
+    from given g join {schema}.jobs j on j.id = g.id
+    where j.epoch = g.epoch and j.lock_expires_at is not null
+    for no key update of j skip locked
+), attempted as (
+    insert into {schema}.job_attempts (job_id, epoch, attempt, worker_id, claimed_at, started_at, outcome, cause)
+    select l.id, l.epoch, l.attempt, l.worker_id, l.claimed_at, l.started_at, 'interrupted', l.cause
+    from locked l where l.began
+    on conflict (job_id, epoch) do nothing
+), settled as (
+    update {schema}.jobs j set
+        status = 'pending', epoch = j.epoch + 1,
+        attempt = j.attempt - (not l.began)::int,
+        interrupt_count = j.interrupt_count + l.began::int,
+        started_at = null, claimed_at = null, worker_id = null, lock_expires_at = null, last_heartbeat_at = null,
+        cancel_phase = 0,
+        route = coalesce(c.queue, j.queue), lane = ''
+    from locked l left join {schema}.actor_config c on c.actor = l.actor
+    where j.id = l.id
+    returning j.id
+)
+select array_agg(id) as ids, count(*) as repended, 0::bigint as failed, (select {schema}.wake()) from settled
+
+-- name: settle_state
+-- Where attempts stand that a settlement did not apply to: still this attempt's (somebody holds the row locked), ended
+-- by it already, or lost. Primary keys of jobs and job_attempts.
+select g.id, g.epoch, j.status::text as status, coalesce(j.epoch = g.epoch, false) as same_epoch,
+    coalesce(j.epoch = g.epoch and j.lock_expires_at is not null, false) as held, a.outcome
+from unnest($1::uuid[], $2::int[]) as g(id, epoch)
+left join {schema}.jobs j on j.id = g.id
+left join {schema}.job_attempts a on a.job_id = g.id and a.epoch = g.epoch
+
+-- name: micro_reap
+-- An idle claim takes back a few expired rows, so that a fleet without a scheduler heals itself. Small running index.
+select {schema}.reap(5)

@@ -12,7 +12,8 @@ _MAX_BYTES = 63
 
 
 def check_schema_name(name: str) -> str:
-    """Return ``name`` when it can name a schema of ours, else raise ``ConfigError`` that says what is allowed.
+    """Return ``name`` when it can name a schema of ours, else raise ``ConfigError`` that says what is
+    allowed.
 
     Allowed: letters, digits and ``_``, not starting with a digit, at most 63 bytes, not one of Postgres' own
     (``pg_*``, ``information_schema``). The name is always quoted, so its case is kept.

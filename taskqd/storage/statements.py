@@ -1,7 +1,7 @@
 """Named SQL statements, read from ``taskqd/storage/sql/*.sql``.
 
-A file is a row of blocks. Each block is headed by ``-- name: <statement_name>``, then comment lines that say what the
-statement is for, which index serves it and in which order it locks, then one SQL statement::
+A file is a row of blocks. Each block is headed by ``-- name: <statement_name>``, then comment lines that say
+what the statement is for, which index serves it and in which order it locks, then one SQL statement::
 
     -- name: count_pending
     -- For `queue status`. Served by jobs_claim. Locks nothing.
@@ -25,7 +25,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 class Statements(Mapping[str, str]):
-    """The statements of one file, rendered for one schema: ``stmts.claim`` or ``stmts["claim"]``. Immutable."""
+    """The statements of one file for one schema: ``stmts.claim`` or ``stmts["claim"]``. Immutable."""
 
     def __init__(self, file: str, sql: Mapping[str, str]) -> None:
         self.__dict__.update(sql, _file=file, _names=tuple(sql))
@@ -59,8 +59,8 @@ class Statements(Mapping[str, str]):
 def load(file: str, schema: str) -> Statements:
     """Return the statements of ``sql/<file>.sql`` for ``schema``, cached.
 
-    Raises ``ConfigError`` for an invalid schema name, ``FileNotFoundError`` for an unknown file and ``ValueError``
-    for a malformed one (duplicate or invalid name, a block without a statement).
+    Raises ``ConfigError`` for an invalid schema name, ``FileNotFoundError`` for an unknown file and
+    ``ValueError`` for a malformed one (duplicate or invalid name, a block without a statement).
     """
     text = files("taskqd.storage").joinpath("sql", f"{file}.sql").read_text(encoding="utf-8")
     return parse(file, render(text, schema))

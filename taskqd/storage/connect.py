@@ -1,0 +1,208 @@
+"""Connections and pools: named, kept alive, pinned where plans must not flip, clear about a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+
+import asyncpg
+
+from taskqd.domain.errors import ConfigError, DatabaseAuthError, DatabaseUnavailableError, TaskQError
+from taskqd.storage.dsn import describe_dsn, parse_dsn
+
+__all__ = [
+    "CONNECT_ERRORS",
+    "application_name",
+    "connect",
+    "connect_with_retry",
+    "create_pool",
+    "describe_dsn",
+    "explain",
+]
+
+CONNECT_ERRORS = (
+    OSError,
+    ValueError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+)
+"""What a failed attempt to connect may raise; :func:`explain` turns each into an error of ours."""
+
+_REFUSALS = (
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.InsufficientPrivilegeError,
+)
+_KEEPALIVE = {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
+_PINS = ("enable_sort", "enable_bitmapscan", "enable_seqscan", "enable_hashjoin", "enable_mergejoin")
+_NAME_BYTES = 63
+_STATEMENT_CACHE_SIZE = 512
+_STATEMENT_LIFETIME = 3600
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+_SHORTEST_ATTEMPT = 1.0
+
+
+def application_name(schema: str, group: str, role: str) -> str:
+    """Return ``taskqd/<schema>/<group>/<role>``, cut to the 63 bytes that Postgres keeps."""
+    return f"taskqd/{schema}/{group}/{role}".encode()[:_NAME_BYTES].decode(errors="ignore")
+
+
+async def connect(
+    dsn: str,
+    *,
+    role: str,
+    schema: str,
+    group: str = "",
+    timeout: float = 10.0,
+    pinned: bool = False,
+    command_timeout: float | None = None,
+    statement_cache_size: int = _STATEMENT_CACHE_SIZE,
+    max_cached_statement_lifetime: float = _STATEMENT_LIFETIME,
+) -> asyncpg.Connection:
+    """Open one direct connection within ``timeout`` seconds.
+
+    ``pinned`` switches off, for the session, the planner choices that a hot statement must never be given.
+    ``command_timeout`` (seconds, None for none) bounds each command. Raises ``DatabaseAuthError`` when the
+    database refuses who we are or what we ask for, ``ConfigError`` for an unusable DSN, else
+    ``DatabaseUnavailableError``.
+    """
+    parse_dsn(dsn)
+    try:
+        return await asyncpg.connect(
+            dsn,
+            timeout=timeout,
+            command_timeout=command_timeout,
+            statement_cache_size=statement_cache_size,
+            max_cached_statement_lifetime=int(max_cached_statement_lifetime),
+            server_settings=_settings(application_name(schema, group, role), pinned=pinned),
+        )
+    except CONNECT_ERRORS as error:
+        raise explain(error, dsn) from None
+
+
+async def connect_with_retry(
+    dsn: str,
+    *,
+    role: str,
+    schema: str,
+    boot_timeout: float,
+    group: str = "",
+    timeout: float = 10.0,
+    pinned: bool = False,
+    command_timeout: float | None = None,
+    on_retry: Callable[[str, float], None] | None = None,
+) -> asyncpg.Connection:
+    """Like :func:`connect`, but try a database that is down or full again for ``boot_timeout`` seconds.
+
+    The pauses double from 0.1 to 2 s, jittered; ``on_retry(why, pause)`` is called before each. With 0 there
+    is one attempt. Raises ``DatabaseUnavailableError`` at most ``timeout`` after that; an error that another
+    attempt cannot help is raised at once.
+    """
+    started = time.monotonic()
+    attempts = 0
+    while True:
+        left = boot_timeout - (time.monotonic() - started)
+        try:
+            return await connect(
+                dsn,
+                role=role,
+                schema=schema,
+                group=group,
+                timeout=min(timeout, max(left, _SHORTEST_ATTEMPT)) if attempts else timeout,
+                pinned=pinned,
+                command_timeout=command_timeout,
+            )
+        except DatabaseUnavailableError as error:
+            attempts += 1
+            waited = time.monotonic() - started
+            if waited >= boot_timeout:
+                times = "once" if attempts == 1 else f"{attempts} times"
+                raise DatabaseUnavailableError(f"{error} (tried {times} in {waited:.1f} s)") from None
+            backoff = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(attempts - 1, 10)) * random.uniform(0.75, 1.25)
+            pause = min(backoff, boot_timeout - waited)
+            if on_retry is not None:
+                on_retry(str(error), pause)
+            await asyncio.sleep(pause)
+
+
+async def create_pool(
+    dsn: str,
+    *,
+    role: str,
+    schema: str,
+    group: str,
+    min_size: int,
+    max_size: int,
+    command_timeout: float | None,
+    statement_cache_size: int = _STATEMENT_CACHE_SIZE,
+    max_cached_statement_lifetime: float = _STATEMENT_LIFETIME,
+    is_pooled: bool = False,
+    pinned: bool = False,
+    max_inactive: float = 300.0,
+    timeout: float = 10.0,
+) -> asyncpg.Pool:
+    """Open a pool of ``min_size`` to ``max_size`` connections; each attempt to connect is bounded by
+    ``timeout`` s.
+
+    ``is_pooled`` says that a pooler such as PgBouncer stands in between: statements are then not cached, and
+    no session setting but the application name is sent, because it would be refused. ``pinned`` has no effect
+    behind one; pin there with ``SET LOCAL``. ``max_inactive`` (s) closes idle connections above the minimum;
+    0 never does. Errors are those of :func:`connect`.
+    """
+    parse_dsn(dsn)
+    name = application_name(schema, group, role)
+    try:
+        return await asyncpg.create_pool(
+            dsn,
+            min_size=min_size,
+            max_size=max_size,
+            max_inactive_connection_lifetime=max_inactive,
+            timeout=timeout,
+            command_timeout=command_timeout,
+            statement_cache_size=0 if is_pooled else statement_cache_size,
+            max_cached_statement_lifetime=0 if is_pooled else int(max_cached_statement_lifetime),
+            server_settings={"application_name": name} if is_pooled else _settings(name, pinned=pinned),
+        )
+    except CONNECT_ERRORS as error:
+        raise explain(error, dsn) from None
+
+
+def explain(error: BaseException, dsn: str) -> TaskQError:
+    """Return our error for what a connection to ``dsn`` died of: one clear message, without the password."""
+    target = describe_dsn(dsn)
+    reason = _reason(error)
+    if isinstance(error, _REFUSALS):
+        return DatabaseAuthError(f"database {target} refused the connection: {reason}")
+    if isinstance(error, asyncpg.PostgresError) and "startup parameter" in reason:
+        return ConfigError(
+            f"database {target} is behind a pooler that refuses session settings ({reason}): give its own "
+            "address as TASKQ_PG_DSN_DIRECT, or set TASKQ_PG_IS_POOLED=true where the pooled one is meant"
+        )
+    if isinstance(error, asyncpg.ClientConfigurationError):
+        return ConfigError(f"the DSN of database {target} is not usable: {reason}")
+    if isinstance(error, ValueError):
+        return ConfigError(f"the DSN of database {target} is not usable: check its host and parameters")
+    return DatabaseUnavailableError(f"database {target} is not reachable: {reason}")
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(error, FileNotFoundError):
+        return "no server listens on that socket"
+    if isinstance(error, OSError):
+        return error.strerror or str(error) or type(error).__name__
+    if isinstance(error, asyncpg.PostgresError):
+        text = str(error.args[0]) if error.args else type(error).__name__
+        return " ".join(text.split())
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _settings(name: str, *, pinned: bool) -> dict[str, str]:
+    pins = dict.fromkeys(_PINS, "off") if pinned else {}
+    return {"application_name": name, "jit": "off", **_KEEPALIVE, **pins}

@@ -16,7 +16,7 @@ from taskqd.settings.durations import parse_duration
 MAX_SOCKET_PATH = 107 if sys.platform.startswith("linux") else 103
 """Bytes of a unix socket's path that the kernel takes."""
 
-_QUEUE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}", re.ASCII)
+_QUEUE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,199}", re.ASCII)
 _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
 _ENVIRONMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
 _SCHEMES = ("postgresql", "postgres")
@@ -84,8 +84,8 @@ def _check_queues(queues: tuple[str, ...]) -> tuple[str, ...]:
     for name in queues:
         if not _QUEUE.fullmatch(name):
             raise ValueError(
-                f"queue {name!r} is invalid: must be 1 to 63 letters, digits, '_', '.' or '-', "
-                "starting with a letter, a digit or '_'"
+                f"queue {name!r} is invalid: must be 1 to 200 letters, digits, '_', '.' or '-', "
+                "starting with a letter or '_'"
             )
     return tuple(dict.fromkeys(queues))
 

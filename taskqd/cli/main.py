@@ -1,0 +1,63 @@
+"""The ``taskqd`` command: sends each subcommand to its module before anything heavy is imported.
+
+``health`` is run by probes every few seconds and ``run`` stays resident for as long as the group lives, so both
+are dispatched here; every other command goes through :mod:`taskqd.cli.app`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit code. ``argv`` is the command line without the program's name."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if "TASKQD_CONTROL_FD" in os.environ:
+        from taskqd.health.child import arm
+
+        arm()
+    try:
+        return _dispatch(arguments)
+    except KeyboardInterrupt:
+        return 1
+    except Exception as error:
+        return _report(error)
+
+
+def _dispatch(argv: list[str]) -> int:
+    if argv[:1] == ["health"]:
+        from taskqd.health.probe import main as health
+
+        return health(argv[1:])
+    if argv[:1] == ["run"]:
+        from taskqd.cli.run import main as run
+
+        return run(argv[1:])
+    from taskqd.cli.app import run_app
+
+    return run_app(argv)
+
+
+def _report(error: Exception) -> int:
+    """Say what went wrong, once: an expected error in one message, anything else with its traceback."""
+    from taskqd.domain.errors import RegistryError, TaskQError
+    from taskqd.domain.exit_codes import ExitCode
+
+    if isinstance(error, BrokenPipeError):
+        # The reader of our output went away. What is still buffered must not fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.ERROR
+    if not isinstance(error, TaskQError):
+        _print_traceback(error)
+        return ExitCode.INTERNAL
+    if isinstance(error, RegistryError) and error.__cause__ is not None:
+        _print_traceback(error.__cause__)  # the fault is in the user's own module: show where
+    print(f"error: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+def _print_traceback(error: BaseException) -> None:
+    import traceback
+
+    traceback.print_exception(error)

@@ -13,7 +13,7 @@ import click
 
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.settings import load_settings
-from taskqd.storage.connect import CONNECT_ERRORS, connect_with_retry, explain
+from taskqd.storage.connect import SESSION_LOST, close, connect_with_retry, explain
 from taskqd.storage.migrate import CODE_LEVEL, MIN_SCHEMA, Applied, Status, migrate_status, migrate_up
 
 if TYPE_CHECKING:
@@ -105,10 +105,10 @@ async def _connection(settings: Settings) -> AsyncIterator[asyncpg.Connection]:
     )
     try:
         yield conn
-    except CONNECT_ERRORS as error:
+    except SESSION_LOST as error:
         raise explain(error, dsn) from None
     finally:
-        conn.terminate()
+        await close(conn)
 
 
 def _print_applied(applied: Applied) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable
@@ -14,7 +15,9 @@ from taskqd.storage.dsn import describe_dsn, parse_dsn
 
 __all__ = [
     "CONNECT_ERRORS",
+    "SESSION_LOST",
     "application_name",
+    "close",
     "connect",
     "connect_with_retry",
     "create_pool",
@@ -30,6 +33,14 @@ CONNECT_ERRORS = (
     asyncpg.InternalClientError,
 )
 """What a failed attempt to connect may raise; :func:`explain` turns each into an error of ours."""
+SESSION_LOST = (
+    OSError,
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+)
+"""What a statement may raise when its connection is gone; :func:`explain` takes these too."""
 
 _REFUSALS = (
     asyncpg.InvalidAuthorizationSpecificationError,
@@ -76,7 +87,7 @@ async def connect(
             timeout=timeout,
             command_timeout=command_timeout,
             statement_cache_size=statement_cache_size,
-            max_cached_statement_lifetime=int(max_cached_statement_lifetime),
+            max_cached_statement_lifetime=math.ceil(max_cached_statement_lifetime),
             server_settings=_settings(application_name(schema, group, role), pinned=pinned),
         )
     except CONNECT_ERRORS as error:
@@ -163,11 +174,19 @@ async def create_pool(
             timeout=timeout,
             command_timeout=command_timeout,
             statement_cache_size=0 if is_pooled else statement_cache_size,
-            max_cached_statement_lifetime=0 if is_pooled else int(max_cached_statement_lifetime),
+            max_cached_statement_lifetime=0 if is_pooled else math.ceil(max_cached_statement_lifetime),
             server_settings={"application_name": name} if is_pooled else _settings(name, pinned=pinned),
         )
     except CONNECT_ERRORS as error:
         raise explain(error, dsn) from None
+
+
+async def close(conn: asyncpg.Connection, timeout: float = 5.0) -> None:
+    """Close ``conn`` politely, or drop it where that fails or takes longer than ``timeout`` seconds."""
+    try:
+        await conn.close(timeout=timeout)
+    except SESSION_LOST:
+        conn.terminate()
 
 
 def explain(error: BaseException, dsn: str) -> TaskQError:
@@ -181,6 +200,8 @@ def explain(error: BaseException, dsn: str) -> TaskQError:
             f"database {target} is behind a pooler that refuses session settings ({reason}): give its own "
             "address as TASKQ_PG_DSN_DIRECT, or set TASKQ_PG_IS_POOLED=true where the pooled one is meant"
         )
+    if isinstance(error, FileNotFoundError) and not _uses_socket(dsn):
+        return ConfigError(f"the DSN of database {target} names a certificate file that does not exist")
     if isinstance(error, asyncpg.ClientConfigurationError):
         return ConfigError(f"the DSN of database {target} is not usable: {reason}")
     if isinstance(error, ValueError):
@@ -201,6 +222,10 @@ def _reason(error: BaseException) -> str:
         text = str(error.args[0]) if error.args else type(error).__name__
         return " ".join(text.split())
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _uses_socket(dsn: str) -> bool:
+    return any(host.startswith("/") for host, _ in parse_dsn(dsn).hosts)
 
 
 def _settings(name: str, *, pinned: bool) -> dict[str, str]:

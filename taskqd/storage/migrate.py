@@ -23,6 +23,7 @@ from taskqd.domain.errors import (
     SchemaOutOfRangeError,
     TaskQError,
 )
+from taskqd.storage.connect import SESSION_LOST
 from taskqd.storage.migration_files import PHASES, MigrationFile, read_migrations, split_statements
 from taskqd.storage.migration_ledger import LedgerRow, create_ledger, ledger_exists, read_ledger, record
 from taskqd.storage.migration_lock import (
@@ -40,7 +41,6 @@ MIN_SCHEMA = 1
 
 _LONGEST_LOCK_TIMEOUT = 3600.0
 _DEFAULT_SCHEMA = "taskq"
-_CONNECTION_LOST = (asyncpg.PostgresConnectionError, asyncpg.AdminShutdownError, asyncpg.CrashShutdownError)
 
 
 class MigrationFailedError(TaskQError):
@@ -90,7 +90,7 @@ async def migrate_up(
 
     Raises ``MigrationLockTimeoutError``, ``MigrationChecksumError`` (an applied file was edited),
     ``SchemaOutOfRangeError`` (the schema is too new for this code), ``MigrationFailedError`` and
-    ``ConfigError``.
+    ``ConfigError``. The error of a lost connection is passed on as it is.
     """
     check_schema_name(schema)
     files = read_migrations(directory)
@@ -165,7 +165,7 @@ async def _apply(conn: asyncpg.Connection, schema: str, file: MigrationFile, loc
         raise MigrationLockTimeoutError(
             f"migration {file.filename} waited {lock_timeout:g} s for a lock {blockers}; {_aftermath(file)}"
         ) from None
-    except _CONNECTION_LOST:
+    except SESSION_LOST:
         raise
     except asyncpg.PostgresError as error:
         raise MigrationFailedError(

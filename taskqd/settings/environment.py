@@ -15,9 +15,7 @@ ENVIRONMENT = "environment"
 _PREFIX = "TASKQ_"
 _CHOOSER = "TASKQ_ENVIRONMENT"
 
-_LINK_NAME = re.compile(
-    r"TASKQ_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
-)
+_LINK_NAME = re.compile(r"TASKQ_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 _LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
 
 

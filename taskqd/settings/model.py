@@ -92,18 +92,14 @@ class Settings(BaseSettings):
     environment: v.EnvironmentName = _setting(
         None, "Name of the deployment, such as 'production'; selects the .env.{environment} files."
     )
-    statement_cache_size: v.Whole = _count(
-        512, 0, 100_000, "Prepared statements that each connection keeps; 0 is off."
-    )
+    statement_cache_size: v.Whole = _count(512, 0, 100_000, "Prepared statements that each connection keeps; 0 is off.")
     max_cached_statement_lifetime: v.Seconds = _seconds(
         3600.0, 0, 7 * DAY, "How long a prepared statement is kept; 0 is for ever."
     )
     database_boot_timeout: v.Seconds = _seconds(
         30.0, 0, 600, "How long a starting process tries again while the database is down; then it exits 69."
     )
-    idempotency_key_max_bytes: v.Whole = _bytes(
-        1024, 1, 1024, "The longest idempotency key, and the longest scope."
-    )
+    idempotency_key_max_bytes: v.Whole = _bytes(1024, 1, 1024, "The longest idempotency key, and the longest scope.")
 
     # -- pools ------------------------------------------------------------------------------------
     dispatcher_pool_size: v.Whole = _count(4, 1, 1000, "Direct connections for claims and leader work.")
@@ -111,9 +107,7 @@ class Settings(BaseSettings):
     pool_max_inactive_lifetime: v.Seconds = _seconds(
         300.0, 0, DAY, "How long an idle pool connection is kept; 0 is for ever."
     )
-    dispatcher_command_timeout: v.Seconds = _seconds(
-        5.0, 1, 300, "The longest a claim or leader statement may take."
-    )
+    dispatcher_command_timeout: v.Seconds = _seconds(5.0, 1, 300, "The longest a claim or leader statement may take.")
 
     # -- jobs in a worker -------------------------------------------------------------------------
     max_concurrency: v.Whole = _count(8, 1, 10_000, "Jobs that one worker runs at once.")
@@ -139,9 +133,7 @@ class Settings(BaseSettings):
     lock_lease: v.Seconds = _seconds(
         60.0, 1, DAY, "How long a claim holds a job without renewal, before another worker may run it."
     )
-    max_heartbeat_failures: v.Whole = _count(
-        3, 1, 100, "Failed beats in a row after which a worker gives up its jobs."
-    )
+    max_heartbeat_failures: v.Whole = _count(3, 1, 100, "Failed beats in a row after which a worker gives up its jobs.")
     sweep_interval: v.Seconds = _seconds(30.0, 1, 3600, "Time between two sweeps of the maintenance leader.")
     sweep_drain_batches: v.Whole = _count(8, 1, 1000, "Batches that one sweep handles at most.")
     event_writer_batch_size: v.Whole = _count(100, 1, 10_000, "Events that one statement writes at most.")
@@ -182,9 +174,7 @@ class Settings(BaseSettings):
     notify_reconnect_backoff_initial: v.Seconds = _seconds(
         1.0, TINY, 30, "First delay before a lost LISTEN connection is opened again; doubles up to 30."
     )
-    notify_listener_setup_timeout: v.Seconds = _seconds(
-        10.0, TINY, 300, "Time to open the LISTEN connection."
-    )
+    notify_listener_setup_timeout: v.Seconds = _seconds(10.0, TINY, 300, "Time to open the LISTEN connection.")
 
     # -- health and metrics -----------------------------------------------------------------------
     health_enabled: bool = _setting(True, "Serve /live, /ready and /metrics on the health socket.")
@@ -204,12 +194,8 @@ class Settings(BaseSettings):
     # -- names and logs ---------------------------------------------------------------------------
     worker_label: v.OptionalLabel = _setting(None, "A name for this worker in lists and logs.")
     worker_group: v.Label = _setting("default", "The group that this worker belongs to; a label only.")
-    workgroup_instance: v.OptionalUuid = _setting(
-        None, "Id of the running workgroup, a UUID; set by the supervisor."
-    )
-    log_format: Annotated[Literal["json", "console"], v.LowerCase] = _setting(
-        "json", "How log lines are written."
-    )
+    workgroup_instance: v.OptionalUuid = _setting(None, "Id of the running workgroup, a UUID; set by the supervisor.")
+    log_format: Annotated[Literal["json", "console"], v.LowerCase] = _setting("json", "How log lines are written.")
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], v.UpperCase] = _setting(
         "INFO", "The least severe line that is logged."
     )

@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 from taskqd.domain.names import nearest
 from taskqd.settings import environment as env
 from taskqd.settings.errors import SettingsError
-from taskqd.settings.model import ALIASES, SETTING_NAMES, Settings, describe, is_secret, variable
+from taskqd.settings.model import ALIASES, PREFIX, SETTING_NAMES, Settings, describe, is_secret, variable
 from taskqd.settings.rules import Violation
 from taskqd.settings.values import dsn_password
 
@@ -142,11 +142,12 @@ def _from_names(names: env.Names, problems: list[str]) -> _Layer:
     """Make a layer of environment variables."""
     layer = _Layer(names.source)
     for key, value in names.values.items():
-        stem = key.removeprefix("TASKQ_").lower() if key.startswith("TASKQ_") and key.isupper() else ""
+        stem = key.removeprefix(PREFIX).lower() if key.startswith(PREFIX) and key.isupper() else ""
         name = ALIASES.get(stem, stem)
         if name not in SETTING_NAMES:
-            known = [variable(each) for each in (*SETTING_NAMES, *ALIASES)]
-            problems.append(f"{key} ({names.source}): unknown setting{nearest(key, known)}")
+            hint = nearest(key.upper().removeprefix(PREFIX), [each.upper() for each in (*SETTING_NAMES, *ALIASES)])
+            hint = hint.replace("'", "'" + PREFIX, 1)
+            problems.append(f"{key} ({names.source}): unknown setting{hint}")
         elif not _second_name(layer, stem, value, problems):
             layer.values[name] = value
     return layer

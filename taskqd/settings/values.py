@@ -93,17 +93,14 @@ def _check_queues(queues: tuple[str, ...]) -> tuple[str, ...]:
 def _check_schema(name: str) -> str:
     if not _SCHEMA.fullmatch(name) or name.lower().startswith("pg_") or name.lower() == "information_schema":
         raise ValueError(
-            "must be 1 to 63 letters, digits or '_', not starting with a digit, "
-            "not 'pg_*' or 'information_schema'"
+            "must be 1 to 63 letters, digits or '_', not starting with a digit, not 'pg_*' or 'information_schema'"
         )
     return name
 
 
 def _check_environment(name: str | None) -> str | None:
     if name is not None and not _ENVIRONMENT.fullmatch(name):
-        raise ValueError(
-            "must be 1 to 63 letters, digits, '_', '.' or '-', starting with a letter or a digit"
-        )
+        raise ValueError("must be 1 to 63 letters, digits, '_', '.' or '-', starting with a letter or a digit")
     return name
 
 
@@ -116,9 +113,7 @@ def _check_label(text: str | None) -> str | None:
 def _check_socket_path(path: str) -> str:
     size = len(os.fsencode(path))
     if not path or "\0" in path or size > MAX_SOCKET_PATH:
-        raise ValueError(
-            f"must be a path of 1 to {MAX_SOCKET_PATH} bytes, it has {size}: choose a shorter directory"
-        )
+        raise ValueError(f"must be a path of 1 to {MAX_SOCKET_PATH} bytes, it has {size}: choose a shorter directory")
     return path
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -76,7 +75,7 @@ def up(
 @command.command()
 @_schema_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def status(schema: str | None, as_json: bool) -> None:
+def status(schema: str | None, as_json: bool) -> int:
     """Show the applied and the pending migrations.
 
     Exits 1 when a pre migration is pending or an applied file was changed, else 0.
@@ -89,8 +88,8 @@ def status(schema: str | None, as_json: bool) -> None:
     settings = _settings(schema)
     found = asyncio.run(read(settings))
     click.echo(_as_json(settings.schema_name, found) if as_json else _as_table(settings.schema_name, found))
-    if found.drift or any(file.phase == "pre" for file in found.pending):
-        sys.exit(ExitCode.ERROR)
+    usable = not found.drift and all(file.phase == "post" for file in found.pending)
+    return ExitCode.DONE if usable else ExitCode.ERROR
 
 
 def _settings(schema: str | None) -> Settings:
@@ -101,7 +100,11 @@ def _settings(schema: str | None) -> Settings:
 async def _connection(settings: Settings) -> AsyncIterator[asyncpg.Connection]:
     dsn = settings.direct_dsn()
     conn = await connect_with_retry(
-        dsn, role="migrate", schema=settings.schema_name, boot_timeout=settings.database_boot_timeout
+        dsn,
+        role="migrate",
+        schema=settings.schema_name,
+        boot_timeout=settings.database_boot_timeout,
+        on_retry=_report_first(),
     )
     try:
         yield conn
@@ -109,6 +112,17 @@ async def _connection(settings: Settings) -> AsyncIterator[asyncpg.Connection]:
         raise explain(error, dsn) from None
     finally:
         await close(conn)
+
+
+def _report_first() -> Callable[[str, float], None]:
+    told: list[str] = []
+
+    def report(why: str, pause: float) -> None:
+        if not told:
+            click.echo(f"waiting: {why}", err=True)
+            told.append(why)
+
+    return report
 
 
 def _print_applied(applied: Applied) -> None:

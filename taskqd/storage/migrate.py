@@ -182,8 +182,8 @@ def _check_arguments(
     lock_timeout: float,
 ) -> None:
     newest = files[-1].version if files else 0
-    if target is not None and not 0 <= target <= newest:
-        raise ConfigError(f"target {target} is not a migration: allowed are 0 to {newest}")
+    if target is not None and not 1 <= target <= newest:
+        raise ConfigError(f"target {target} is not a migration: allowed are 1 to {newest}")
     if max_steps is not None and max_steps < 1:
         raise ConfigError(f"max steps {max_steps} must be at least 1")
     if phase is not None and phase not in PHASES:

@@ -51,8 +51,7 @@ def wake_channel(schema: str) -> str:
 
 def _suggestion(name: str) -> str:
     fixed = re.sub(r"[^A-Za-z0-9_]+", "_", name)[:_MAX_BYTES].strip("_")
-    if fixed.lower().startswith("pg_"):
-        fixed = fixed[3:]
+    fixed = re.sub(r"^(pg_+)+", "", fixed, flags=re.IGNORECASE)
     if not fixed or fixed.lower() == "information_schema":
         return ""
     if fixed[0].isdigit():

@@ -135,7 +135,7 @@ class JobContext(Generic[P]):
 
     @property
     def cancel_origin(self) -> CancelOrigin | None:
-        """Who asked to stop: SHUTDOWN (the job runs again elsewhere) or OPERATOR; None while nobody did."""
+        """Why the attempt should stop, such as SHUTDOWN (the job runs again elsewhere); None while it should not."""
         return self._cancellation.origin
 
     @property

@@ -6,7 +6,6 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
-import contextlib
 
 FailureHook = Callable[[str, BaseException, int], None]
 
@@ -90,5 +89,8 @@ class BackgroundLoop:
             if pause <= 0 or self._stopping:
                 await asyncio.sleep(0)
                 continue
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), pause * random.uniform(1 - self._jitter, 1 + self._jitter))
+            try:
+                async with asyncio.timeout(pause * random.uniform(1 - self._jitter, 1 + self._jitter)):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue

@@ -13,6 +13,10 @@ class CancelOrigin(StrEnum):
     """The worker stops; the job is released and runs again elsewhere."""
     OPERATOR = "operator"
     """A person or a program cancelled the job."""
+    TIMEOUT = "timeout"
+    """The attempt outran its start_to_close; only a plain function sees this, its outcome is decided already."""
+    LEASE_LOST = "lease_lost"
+    """The worker no longer owns the job; what the attempt still does is not recorded."""
 
 
 MAX_DELAY = timedelta(days=365)

@@ -1,0 +1,1 @@
+"""The worker process: claims jobs, runs actors, settles outcomes."""

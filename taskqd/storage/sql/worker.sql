@@ -89,7 +89,7 @@ update {schema}.jobs j set
     lock_expires_at = clock_timestamp() + make_interval(secs => $8::float8)
 from taken t
 where j.ctid = t.ctid
-returning j.id, j.epoch, j.actor, j.payload::text as payload, j.attempt, j.max_attempts, j.route, j.priority,
+returning j.id, j.epoch, j.actor, j.payload::text as payload, j.attempt, j.route, j.priority,
     j.scheduled_at, j.batch_id, extract(epoch from j.start_to_close)::float8 as start_to_close
 
 -- name: renew
@@ -248,7 +248,7 @@ from settled
 -- that had not is refunded and leaves no trace. Wakes other workers. Primary key of jobs, then job_attempts and
 -- actor_config by theirs.
 with given as materialized (
-    select * from unnest($1::uuid[], $2::int[], $3::float8[], $4::text) as g(id, epoch, run_seconds, cause)
+    select g.*, $4::text as cause from unnest($1::uuid[], $2::int[], $3::float8[]) as g(id, epoch, run_seconds)
 ), locked as materialized (
     select g.*, j.attempt, j.worker_id, j.claimed_at, j.actor, g.run_seconds is not null as began,
         coalesce(j.started_at, clock_timestamp() - make_interval(secs => g.run_seconds)) as started_at

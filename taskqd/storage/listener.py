@@ -1,0 +1,81 @@
+"""Listens for wake-ups. Latency only: whoever listens polls as well."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import asyncpg
+
+from taskqd.domain.background import BackgroundLoop, FailureHook
+from taskqd.storage.connect import close, connect
+from taskqd.storage.schema_name import wake_channel
+
+
+class WakeListener:
+    """Holds one connection that LISTENs on the schema's wake channel and calls ``on_wake`` for each notification.
+
+    The connection is checked every ``check_interval`` seconds and remade with backoff, from ``backoff`` to 30 s;
+    ``on_wake`` is called after each remake, since notifications may have been missed.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        schema: str,
+        group: str,
+        *,
+        on_wake: Callable[[], None],
+        on_failure: FailureHook,
+        check_interval: float,
+        setup_timeout: float,
+        backoff: float,
+    ) -> None:
+        self._dsn = dsn
+        self._schema = schema
+        self._group = group
+        self._channel = wake_channel(schema)
+        self._on_wake = on_wake
+        self._setup_timeout = setup_timeout
+        self._connection: asyncpg.Connection | None = None
+        self.loop = BackgroundLoop(
+            "wake-listener", self._step, cadence=check_interval, on_failure=on_failure, backoff=backoff
+        )
+
+    def start(self) -> None:
+        """Connect and listen, in the background."""
+        self.loop.start()
+
+    @property
+    def connected(self) -> bool:
+        """True while notifications arrive."""
+        return self._connection is not None and not self._connection.is_closed()
+
+    async def stop(self, timeout: float) -> None:
+        """Close the connection, at most ``timeout`` seconds."""
+        await self.loop.stop(timeout / 2)
+        await self._close(timeout / 2)
+
+    async def _step(self) -> None:
+        try:
+            async with asyncio.timeout(self._setup_timeout):
+                if self._connection is not None and not self._connection.is_closed():
+                    await self._connection.fetchval("select 1")
+                    return
+                self._connection = await connect(
+                    self._dsn, role="notify", schema=self._schema, group=self._group, timeout=self._setup_timeout
+                )
+                await self._connection.add_listener(self._channel, self._notified)
+        except BaseException:
+            await self._close(1.0)
+            raise
+        self._on_wake()
+
+    def _notified(self, *_: Any) -> None:
+        self._on_wake()
+
+    async def _close(self, timeout: float) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await close(connection, timeout)

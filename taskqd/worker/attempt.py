@@ -1,0 +1,84 @@
+"""One claimed job in this process, and the set of them that must not lose their leases."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from taskqd.actors.actor import ActorRef
+from taskqd.actors.context import Cancellation
+
+
+class Attempt:
+    """One attempt at one job, from its claim to its settlement. (``job_id``, ``epoch``) is its identity."""
+
+    __slots__ = (
+        "batch_id",
+        "cancellation",
+        "claimed_at",
+        "disowned",
+        "epoch",
+        "forced",
+        "job_id",
+        "number",
+        "payload",
+        "queue",
+        "ref",
+        "scheduled_at",
+        "start_to_close",
+        "started_at",
+    )
+
+    def __init__(
+        self,
+        job_id: UUID,
+        epoch: int,
+        ref: ActorRef[Any, Any],
+        payload: str,
+        number: int,
+        queue: str,
+        scheduled_at: datetime,
+        batch_id: UUID | None,
+        start_to_close: float | None,
+    ) -> None:
+        self.job_id = job_id
+        self.epoch = epoch
+        self.ref = ref
+        self.payload = payload
+        self.number = number
+        self.queue = queue
+        self.scheduled_at = scheduled_at
+        self.batch_id = batch_id
+        self.start_to_close = start_to_close
+        self.claimed_at = time.monotonic()
+        self.started_at: float | None = None
+        """When its handler began, by the monotonic clock; None until then."""
+        self.cancellation = Cancellation()
+        self.forced = False
+        """True once its task was cancelled by us."""
+        self.disowned = False
+        """True once its outcome no longer counts: its lease is lost, or it was handed back."""
+
+
+class Leases:
+    """The attempts whose leases the heartbeat thread renews: claimed, running, and not yet settled."""
+
+    def __init__(self) -> None:
+        self._held: set[Attempt] = set()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, attempt: Attempt) -> None:
+        """Renew this attempt's lease from the next beat on."""
+        self._held.add(attempt)
+
+    def discard(self, attempt: Attempt) -> None:
+        """Renew it no longer."""
+        self._held.discard(attempt)
+
+    def snapshot(self) -> tuple[Attempt, ...]:
+        """The attempts as of now, for another thread: one C call, so the interpreter lock makes it atomic."""
+        return tuple(self._held)

@@ -1,0 +1,296 @@
+"""Writes outcomes to the database in groups."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import asyncpg
+
+from taskqd.domain.background import BackgroundLoop
+from taskqd.observe.logs import get_logger
+from taskqd.storage.statements import load
+from taskqd.worker.attempt import Leases
+from taskqd.worker.outcome import Failed, Outcome, Released, Snoozed, Succeeded
+
+GROUP = 256
+LINGER = 0.002
+"""Seconds a group is collected for, unless the completer was idle."""
+BACKLOG = 8 * GROUP
+"""Outcomes that may wait here; beyond it consumers wait."""
+RETRIES = (0.05, 0.2, 0.8)
+RETRY_BUDGET = 5.0
+FIRST_STRAGGLER_PAUSE, LONGEST_STRAGGLER_PAUSE = 0.05, 1.0
+
+BAD_DATA = (asyncpg.DataError, asyncpg.ProgramLimitExceededError, UnicodeError)
+"""What Postgres, or the driver, says to values it cannot store; trying the same again cannot help."""
+
+_log = get_logger("taskqd.completer")
+
+
+class Completer:
+    """Takes outcomes and settles them: at once when idle, else in groups of 2 ms or 256 rows.
+
+    A row that somebody else holds locked is retried alone and delays no other. When the database cannot be written
+    the group is retried within 5 s; what still fails is left to its lease. What Postgres refuses to store is found by
+    bisection and settles as failed with a diagnostic, so that every outcome can be written.
+
+    ``on_repended()`` is called when a settlement put a job straight back into its queue.
+    """
+
+    def __init__(
+        self, pool: Any, schema: str, leases: Leases, *, command_timeout: float, on_repended: Callable[[], None]
+    ) -> None:
+        self._pool = pool
+        self._sql = load("worker", schema)
+        self._leases = leases
+        self._command_timeout = command_timeout
+        self._on_repended = on_repended
+        self._waiting: deque[Outcome] = deque()
+        self._stragglers: list[_Straggler] = []
+        self._in_flight = 0
+        self._last_write = 0.0
+        self._room = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._room.set()
+        self._empty.set()
+        self.succeeded = 0
+        self.failed = 0
+        self.lost = 0
+        """Outcomes of attempts that were no longer this worker's."""
+        self.disowned = 0
+        """Outcomes that could not be written and were left to their leases."""
+        self.loop = BackgroundLoop("completer", self._step, cadence=60.0, on_failure=_unexpected)
+
+    def submit(self, outcome: Outcome) -> None:
+        """Take an outcome. The attempt's lease is renewed until it is settled."""
+        self._waiting.append(outcome)
+        self._empty.clear()
+        if len(self._waiting) >= BACKLOG:
+            self._room.clear()
+        self.loop.wake()
+
+    async def room(self) -> None:
+        """Wait until the backlog is below its bound."""
+        await self._room.wait()
+
+    @property
+    def has_room(self) -> bool:
+        """False while the backlog is at its bound."""
+        return self._room.is_set()
+
+    async def flush(self, timeout: float) -> bool:
+        """Wait until everything is settled, stragglers left out; False after ``timeout`` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._empty.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # -- the loop -----------------------------------------------------------------------------------
+
+    async def _step(self) -> float | None:
+        if self._waiting:
+            if len(self._waiting) < GROUP and time.monotonic() - self._last_write < LINGER:
+                await asyncio.sleep(LINGER)
+            await self._settle_group()
+        await self._settle_stragglers()
+        if self._waiting:
+            return 0.0
+        self._empty.set()
+        return min((straggler.due - time.monotonic() for straggler in self._stragglers), default=None)
+
+    async def _settle_group(self) -> None:
+        group = [self._waiting.popleft() for _ in range(min(GROUP, len(self._waiting)))]
+        if len(self._waiting) < BACKLOG:
+            self._room.set()
+        by_kind: dict[type[Outcome], list[Outcome]] = {}
+        for outcome in group:
+            if outcome.attempt.disowned and not isinstance(outcome, Released):
+                self._drop(outcome)
+            else:
+                by_kind.setdefault(type(outcome), []).append(outcome)
+        for kind, outcomes in by_kind.items():
+            outcomes.sort(key=lambda outcome: outcome.attempt.job_id)
+            await self._settle(kind, outcomes)
+        self._last_write = time.monotonic()
+
+    async def _settle(self, kind: type[Outcome], outcomes: list[Outcome]) -> None:
+        deadline = time.monotonic() + RETRY_BUDGET
+        for pause in (*RETRIES, None):
+            try:
+                async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
+                    left = await self._write(kind, outcomes)
+                    for outcome in left:
+                        await self._classify(outcome)
+            except BAD_DATA as error:
+                await self._bisect(kind, outcomes, error)
+                return
+            except Exception as error:
+                if pause is None or time.monotonic() + pause >= deadline:
+                    self._disown(outcomes, error)
+                    return
+                await asyncio.sleep(pause)
+            else:
+                return
+
+    async def _write(self, kind: type[Outcome], outcomes: list[Outcome]) -> list[Outcome]:
+        """Write outcomes of one kind and return those it did not apply to."""
+        statement, columns = self._statement(kind, outcomes)
+        if kind is Succeeded:
+            applied = await self._pool.fetchval(statement, *columns, timeout=self._command_timeout) or []
+            self.succeeded += len(applied)
+        else:
+            record = await self._pool.fetchrow(statement, *columns, timeout=self._command_timeout)
+            applied = record["ids"] or []
+            self.failed += record["failed"]
+            if record["repended"]:
+                self._on_repended()
+        if len(applied) == len(outcomes):
+            for outcome in outcomes:
+                self._leases.discard(outcome.attempt)
+            return []
+        known = set(applied)
+        left = []
+        for outcome in outcomes:
+            if outcome.attempt.job_id in known:
+                self._leases.discard(outcome.attempt)
+            else:
+                left.append(outcome)
+        return left
+
+    def _statement(self, kind: type[Outcome], outcomes: Sequence[Any]) -> tuple[str, list[Any]]:
+        ids = [outcome.attempt.job_id for outcome in outcomes]
+        epochs = [outcome.attempt.epoch for outcome in outcomes]
+        seconds = [outcome.seconds for outcome in outcomes]
+        if kind is Succeeded:
+            return self._sql.settle_succeeded, [ids, epochs, seconds, [outcome.result for outcome in outcomes]]
+        if kind is Snoozed:
+            return self._sql.settle_snoozed, [ids, epochs, seconds, [outcome.delay for outcome in outcomes]]
+        if kind is Released:
+            return self._sql.settle_released, [ids, epochs, seconds, outcomes[0].cause]
+        return self._sql.settle_failed, [
+            ids,
+            epochs,
+            seconds,
+            [outcome.error_class for outcome in outcomes],
+            [outcome.message for outcome in outcomes],
+            [outcome.traceback for outcome in outcomes],
+            [outcome.retryable for outcome in outcomes],
+            [outcome.delay for outcome in outcomes],
+            [outcome.exhausted_class for outcome in outcomes],
+        ]
+
+    # -- what a settlement did not apply to ---------------------------------------------------------
+
+    async def _classify(self, outcome: Outcome) -> None:
+        """Find out why an outcome did not apply: the row is locked, it is settled already, or it is lost."""
+        attempt = outcome.attempt
+        state = await self._pool.fetchrow(
+            self._sql.settle_state, [attempt.job_id], [attempt.epoch], timeout=self._command_timeout
+        )
+        if state["held"]:
+            self._stragglers.append(_Straggler(outcome))
+        elif _is_replay(outcome, state):
+            self._leases.discard(attempt)
+        else:
+            self._drop(outcome)
+
+    async def _settle_stragglers(self) -> None:
+        due = [straggler for straggler in self._stragglers if straggler.due <= time.monotonic()]
+        for straggler in due:
+            self._stragglers.remove(straggler)
+            outcome = straggler.outcome
+            try:
+                if await self._write(type(outcome), [outcome]):
+                    await self._classify(outcome)
+                    if self._stragglers and self._stragglers[-1].outcome is outcome:
+                        self._stragglers[-1].back_off(straggler.pause)
+            except BAD_DATA as error:
+                await self._bisect(type(outcome), [outcome], error)
+            except Exception as error:
+                self._disown([outcome], error)
+
+    def _drop(self, outcome: Outcome) -> None:
+        self._leases.discard(outcome.attempt)
+        if isinstance(outcome, Released) and outcome.seconds is None:
+            return  # a replayed hand-back leaves no trace to recognise; nothing was lost by it
+        self.lost += 1
+        _log.warning(
+            "lease-lost",
+            job_id=str(outcome.attempt.job_id),
+            epoch=outcome.attempt.epoch,
+            actor=outcome.attempt.ref.name,
+            outcome=type(outcome).__name__.lower(),
+        )
+
+    # -- what could not be written ------------------------------------------------------------------
+
+    async def _bisect(self, kind: type[Outcome], outcomes: list[Outcome], error: BaseException) -> None:
+        if len(outcomes) > 1:
+            middle = len(outcomes) // 2
+            await self._settle(kind, outcomes[:middle])
+            await self._settle(kind, outcomes[middle:])
+            return
+        (outcome,) = outcomes
+        if isinstance(outcome, Failed) and outcome.error_class == UNSTORABLE:
+            self._disown(outcomes, error)
+            return
+        _log.error(
+            "outcome-not-storable",
+            job_id=str(outcome.attempt.job_id),
+            actor=outcome.attempt.ref.name,
+            error=type(error).__name__,
+        )
+        diagnostic = Failed(
+            outcome.attempt,
+            outcome.seconds or 0.0,
+            UNSTORABLE,
+            f"the {type(outcome).__name__.lower()} outcome holds a value that Postgres refused ({type(error).__name__})",
+            None,
+            retryable=False,
+        )
+        await self._settle(Failed, [diagnostic])
+
+    def _disown(self, outcomes: list[Outcome], error: BaseException) -> None:
+        for outcome in outcomes:
+            outcome.attempt.disowned = True
+            self._leases.discard(outcome.attempt)
+        self.disowned += len(outcomes)
+        _log.error("terminal-write-failed", jobs=len(outcomes), error=f"{type(error).__name__}: {error}")
+
+
+UNSTORABLE = "OutcomeNotStorable"
+"""Error class of a job whose own outcome Postgres refused to store."""
+
+
+class _Straggler:
+    """An outcome whose row somebody else holds locked."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self.pause = FIRST_STRAGGLER_PAUSE
+        self.due = time.monotonic() + self.pause
+
+    def back_off(self, previous: float) -> None:
+        self.pause = min(LONGEST_STRAGGLER_PAUSE, previous * 2)
+        self.due = time.monotonic() + self.pause
+
+
+def _is_replay(outcome: Outcome, state: Any) -> bool:
+    """Whether the row shows that this very outcome was written before its answer was lost."""
+    if isinstance(outcome, Succeeded):
+        return bool(state["same_epoch"] and state["status"] == "succeeded")
+    if isinstance(outcome, Released):
+        return bool(state["outcome"] == "interrupted")
+    if state["same_epoch"] and state["status"] == "failed":
+        return True
+    return bool(state["outcome"] == ("retried" if isinstance(outcome, Failed) else "snoozed"))
+
+
+def _unexpected(name: str, error: BaseException, streak: int) -> None:
+    _log.error("loop-failed", loop=name, streak=streak, error=f"{type(error).__name__}: {error}", exc_info=error)

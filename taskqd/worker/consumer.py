@@ -1,0 +1,284 @@
+"""Runs actors: N consumers, each with one attempt at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+import traceback
+from collections.abc import Coroutine, Generator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from pydantic import ValidationError
+
+from taskqd.actors.context import JobContext, JobEnqueuer
+from taskqd.domain.errors import PayloadValidationError, ResultTooLarge
+from taskqd.domain.signals import CancelOrigin, RetryAfter, Snooze
+from taskqd.observe.logs import get_logger
+from taskqd.worker.attempt import Attempt
+from taskqd.worker.completer import Completer
+from taskqd.worker.outcome import SHUTDOWN, Failed, Outcome, Released, Snoozed, Succeeded
+from taskqd.worker.slots import Slots
+
+YIELD_EVERY = 32
+"""Attempts after which a consumer that never had to wait lets the rest of the loop run."""
+MAX_TRACEBACK = 8_000
+NEVER_RETRIED = (PayloadValidationError, ResultTooLarge, ValidationError)
+
+_log = get_logger("taskqd.consumer")
+
+
+class Consumers:
+    """Exactly ``slots.size`` consumers and, for plain functions, as many threads."""
+
+    def __init__(
+        self,
+        slots: Slots,
+        completer: Completer,
+        jobs: JobEnqueuer,
+        *,
+        worker_id: UUID,
+        default_start_to_close: float | None,
+        result_max_bytes: int,
+        message_max_chars: int,
+    ) -> None:
+        self._slots = slots
+        self._completer = completer
+        self._jobs = jobs
+        self._worker_id = worker_id
+        self._default_start_to_close = default_start_to_close
+        self._result_max_bytes = result_max_bytes
+        self._message_max_chars = message_max_chars
+        self._threads = ThreadPoolExecutor(slots.size, thread_name_prefix="taskqd-actor")
+        self._running: dict[asyncio.Task[None], Attempt] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ended = asyncio.Event()
+
+    # -- the consumers as a whole -------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the consumers on the running loop."""
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._consume(), name=f"consumer-{n}") for n in range(self._slots.size)]
+        for task in self._tasks:
+            task.add_done_callback(self._on_end)
+
+    @property
+    def running(self) -> list[Attempt]:
+        """The attempts whose handlers run now, plain functions' threads included."""
+        return list(self._running.values())
+
+    @property
+    def crashed(self) -> list[str]:
+        """Consumers that ended by an error of ours; a worker with one is not ready."""
+        return [
+            f"{task.get_name()}: {task.exception()!r}"
+            for task in self._tasks
+            if task.done() and not task.cancelled() and task.exception() is not None
+        ]
+
+    def request_stop(self, origin: CancelOrigin) -> None:
+        """Set the cancel event of every running attempt."""
+        for attempt in self._running.values():
+            attempt.cancellation.request(origin)
+
+    def cancel(self, attempt: Attempt | None = None) -> None:
+        """Cancel the task of ``attempt``, or of all. A plain function cannot be cancelled and is left alone."""
+        for task, running in list(self._running.items()):
+            if (attempt is None or running is attempt) and not running.ref.is_sync and not running.forced:
+                running.forced = True
+                task.cancel()
+
+    async def wait_ended(self, timeout: float) -> bool:
+        """Wait until every consumer has ended (``slots.close()`` lets them); False after ``timeout`` seconds."""
+        if all(task.done() for task in self._tasks):
+            return True
+        try:
+            async with asyncio.timeout(timeout):
+                await self._ended.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            _log.critical("consumer-crashed", consumer=task.get_name(), exc_info=task.exception())
+        if all(one.done() for one in self._tasks):
+            self._ended.set()
+
+    # -- one consumer -------------------------------------------------------------------------------
+
+    async def _consume(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101
+        slots, completer = self._slots, self._completer
+        in_a_row = 0
+        while True:
+            attempt = await slots.get()
+            if attempt is None:
+                return
+            self._running[task] = attempt
+            attempt.started_at = began = time.monotonic()
+            try:
+                outcome = await self._run(attempt)
+            finally:
+                del self._running[task]
+                slots.finished(time.monotonic() - began)
+                while task.cancelling():
+                    task.uncancel()
+            if outcome is not None:
+                completer.submit(outcome)
+                if not completer.has_room:
+                    await completer.room()
+            in_a_row += 1
+            if in_a_row >= YIELD_EVERY:
+                in_a_row = 0
+                await asyncio.sleep(0)
+
+    async def _run(self, attempt: Attempt) -> Outcome | None:
+        """Run one attempt and return its outcome; None when nobody wants it any more."""
+        ref = attempt.ref
+        assert attempt.started_at is not None  # noqa: S101
+        try:
+            payload = ref.decode_payload(attempt.payload)
+            context = contextvars.copy_context()
+            arguments = (payload, self._context(attempt, payload)) if ref.wants_ctx else (payload,)
+            limit = attempt.start_to_close
+            if limit is None:
+                limit = self._default_start_to_close if ref.start_to_close is None else ref.start_to_close.total_seconds()
+            if ref.is_sync:
+                return await self._run_in_thread(attempt, partial(context.run, ref.fn, *arguments), limit)
+            if limit is None:
+                result = await _InContext(ref.fn(*arguments), context)
+            else:
+                timeout = asyncio.timeout(limit)
+                try:
+                    async with timeout:
+                        result = await _InContext(ref.fn(*arguments), context)
+                except TimeoutError as error:
+                    if timeout.expired():
+                        return _timed_out(attempt, limit)
+                    return self._explain(attempt, error)
+            return self._success(attempt, result)
+        except BaseException as error:
+            return self._explain(attempt, error)
+
+    async def _run_in_thread(self, attempt: Attempt, call: partial[Any], limit: float | None) -> Outcome | None:
+        """Run a plain function. Its slot stays taken until its thread ends, whatever has become of the attempt."""
+        thread = asyncio.get_running_loop().run_in_executor(self._threads, call)
+        done, _ = await asyncio.wait([thread], timeout=limit)
+        if not done:
+            assert limit is not None  # noqa: S101
+            attempt.cancellation.request(CancelOrigin.TIMEOUT)
+            self._completer.submit(_timed_out(attempt, limit))
+            await asyncio.wait([thread])
+            thread.exception()
+            return None
+        try:
+            return self._success(attempt, thread.result())
+        except BaseException as error:
+            return self._explain(attempt, error)
+
+    # -- outcomes -----------------------------------------------------------------------------------
+
+    def _success(self, attempt: Attempt, result: Any) -> Outcome:
+        text = attempt.ref.encode_result(result, self._result_max_bytes)
+        return Succeeded(attempt, _ran(attempt), text)
+
+    def _explain(self, attempt: Attempt, error: BaseException) -> Outcome | None:
+        """Return the outcome of an attempt whose actor raised ``error``."""
+        if isinstance(error, Snooze):
+            return Snoozed(attempt, _ran(attempt), error.delay)
+        if isinstance(error, RetryAfter):
+            if not error.consume_budget:
+                return Snoozed(attempt, _ran(attempt), error.delay)
+            return Failed(
+                attempt, _ran(attempt), "RetryAfter", str(error), None, True, error.delay, "MaxAttemptsExceeded"
+            )
+        if isinstance(error, asyncio.CancelledError):
+            if attempt.cancellation.origin is CancelOrigin.SHUTDOWN:
+                return Released(attempt, _ran(attempt), SHUTDOWN)
+            if attempt.cancellation.origin is CancelOrigin.LEASE_LOST:
+                return None  # another attempt decides the job
+        retryable = not isinstance(error, (*NEVER_RETRIED, *attempt.ref.non_retryable_exceptions))
+        return Failed(
+            attempt,
+            _ran(attempt),
+            type(error).__name__,
+            storable(str(error), self._message_max_chars),
+            storable(_traceback(error), MAX_TRACEBACK),
+            retryable,
+        )
+
+    def _context(self, attempt: Attempt, payload: Any) -> JobContext[Any]:
+        return JobContext(
+            job_id=attempt.job_id,
+            actor=attempt.ref.name,
+            queue=attempt.queue,
+            attempt=attempt.number,
+            fence_token=attempt.epoch,
+            batch_id=attempt.batch_id,
+            worker_id=self._worker_id,
+            payload=payload,
+            jobs=self._jobs,
+            log=get_logger("taskqd.actor").bind(
+                job_id=str(attempt.job_id), actor=attempt.ref.name, queue=attempt.queue, attempt=attempt.number
+            ),
+            cancellation=attempt.cancellation,
+        )
+
+
+class _InContext:
+    """Drives a coroutine inside a context of its own, without a task of its own: a contextvar set by one job is never
+    seen by the next."""
+
+    __slots__ = ("_context", "_coroutine")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], context: contextvars.Context) -> None:
+        self._coroutine = coroutine
+        self._context = context
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        run, send = self._context.run, self._coroutine.send
+        try:
+            waited_for = run(send, None)
+            while True:
+                try:
+                    value = yield waited_for
+                except BaseException as error:
+                    waited_for = run(self._coroutine.throw, error)
+                else:
+                    waited_for = run(send, value)
+        except StopIteration as stop:
+            return stop.value
+
+
+def storable(text: str, limit: int) -> str:
+    """Return ``text`` as Postgres can store it: no NUL, no lone surrogate, at most ``limit`` characters."""
+    if len(text) > limit:
+        text = text[:limit] + "…"
+    return text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
+
+
+def _ran(attempt: Attempt) -> float:
+    assert attempt.started_at is not None  # noqa: S101
+    return time.monotonic() - attempt.started_at
+
+
+def _timed_out(attempt: Attempt, limit: float) -> Failed:
+    return Failed(attempt, limit, "TimeoutError", "start_to_close", None, retryable=True)
+
+
+def _traceback(error: BaseException) -> str:
+    """The traceback from the actor's own frame on, without ours."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    lines = traceback.format_exception(type(error), error, frames)
+    text = "".join(lines)
+    return text if len(text) <= MAX_TRACEBACK else "…" + text[-MAX_TRACEBACK + 1 :]
+
+

@@ -1,0 +1,60 @@
+"""Where live rows begin in each segment of the claim index, so that a claim does not walk dead entries."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from uuid import UUID
+
+Segment = tuple[str, int]
+"""A route and a priority."""
+
+BEGINNING = (datetime(1, 1, 1, tzinfo=UTC), UUID(int=0))
+RESCAN_SHARE = 0.05
+RESCAN_MIN, RESCAN_MAX = 1.0, 10.0
+
+
+class Floors:
+    """The segments this worker claims from, each with the last key it was answered.
+
+    A floor is a hint. A rescan starts every segment from its beginning again; it is due after
+    ``clamp(cost of the last rescan / 5 %, 1 s, 10 s)`` and whenever an answer came short, which bounds how long a row
+    below a floor can stay hidden.
+    """
+
+    def __init__(self, routes: Iterable[str]) -> None:
+        self.routes = list(routes)
+        self._floors: dict[Segment, tuple[datetime, UUID]] = {}
+        self._rescan_at = 0.0
+        self._turn = 0
+
+    @property
+    def rescan_due(self) -> bool:
+        """True when the next claim must look from the beginning."""
+        return time.monotonic() >= self._rescan_at
+
+    def want_rescan(self) -> None:
+        """Look from the beginning next time: an answer came short, or somebody woke us."""
+        self._rescan_at = 0.0
+
+    def reset(self, heads: Iterable[Segment]) -> None:
+        """Take the segments that have pending rows now, each from its beginning."""
+        self._floors = dict.fromkeys(heads, BEGINNING)
+
+    def rescanned(self, cost: float) -> None:
+        """Schedule the next rescan after one that took ``cost`` seconds."""
+        self._rescan_at = time.monotonic() + min(RESCAN_MAX, max(RESCAN_MIN, cost / RESCAN_SHARE))
+
+    def segments(self) -> list[tuple[Segment, tuple[datetime, UUID]]]:
+        """The segments in the order to claim from: higher priority first, queues taking turns within one."""
+        self._turn += 1
+        order = {route: (position + self._turn) % len(self.routes) for position, route in enumerate(self.routes)}
+        return sorted(self._floors.items(), key=lambda item: (-item[0][1], order.get(item[0][0], 0)))
+
+    def advance(self, segment: Segment, key: tuple[datetime, UUID]) -> None:
+        """Remember the last key answered for ``segment``."""
+        self._floors[segment] = key
+
+    def __bool__(self) -> bool:
+        return bool(self._floors)

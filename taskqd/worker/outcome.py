@@ -1,0 +1,62 @@
+"""What became of an attempt, as handed from a consumer to the completer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from taskqd.worker.attempt import Attempt
+
+
+@dataclass(slots=True)
+class Succeeded:
+    """The actor returned. ``result`` is JSON text; ``seconds`` is how long the handler ran."""
+
+    attempt: Attempt
+    seconds: float
+    result: str | None
+
+
+@dataclass(slots=True)
+class Failed:
+    """The attempt failed; the database decides whether the job has another.
+
+    ``delay`` None waits on the row's retry curve. ``exhausted_class`` replaces the error class of a job that has no
+    attempt left.
+    """
+
+    attempt: Attempt
+    seconds: float
+    error_class: str
+    message: str
+    traceback: str | None
+    retryable: bool
+    delay: float | None = None
+    exhausted_class: str | None = None
+
+
+@dataclass(slots=True)
+class Snoozed:
+    """The actor put its job off by ``delay`` seconds; the attempt is given back."""
+
+    attempt: Attempt
+    seconds: float
+    delay: float
+
+
+@dataclass(slots=True)
+class Released:
+    """The attempt goes back to the fleet; ``seconds`` is None when its handler never began."""
+
+    attempt: Attempt
+    seconds: float | None
+    cause: str
+
+
+Outcome = Succeeded | Failed | Snoozed | Released
+
+SHUTDOWN = "worker_shutdown"
+"""Cause of a release by a worker that stops."""
+UNSTARTED = "unstarted"
+"""Cause of a release of rows that waited in the local queue for too long."""
+ISOLATED = "heartbeat_lost"
+"""Cause of a release by a worker that cannot renew its leases."""

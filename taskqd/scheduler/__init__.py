@@ -1,0 +1,1 @@
+"""The scheduler process: maintenance of one schema. It imports no actor code."""

@@ -1,0 +1,240 @@
+"""The scheduler process from boot to exit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+import asyncpg
+import uvloop
+
+from taskqd.domain.background import BackgroundLoop
+from taskqd.domain.exit_codes import ExitCode
+from taskqd.domain.ids import new_uuid
+from taskqd.health.control import ControlLink, Drain
+from taskqd.health.server import HealthServer, Report
+from taskqd.observe import logs
+from taskqd.scheduler.maintenance import Maintenance, MaintenanceLoops
+from taskqd.settings import Settings
+from taskqd.storage.connect import connect_with_retry, create_pool
+from taskqd.storage.migrate import check_schema
+from taskqd.storage.statements import load
+
+POOL_SIZE = 2
+STATEMENT_TIMEOUT = 10.0
+"""Seconds that one maintenance statement may take."""
+STOP_TIMEOUT = STATEMENT_TIMEOUT + 5.0
+ONCE_BUDGET = 300.0
+"""Seconds that ``--once`` may take."""
+STALE_TICK = 30.0
+"""Seconds without a tick after which the scheduler is not ready, or three cadences where that is longer."""
+
+_log = logs.get_logger("taskqd.scheduler")
+
+
+def run_scheduler(settings: Settings, once: bool = False) -> int:
+    """Run the scheduler until it is asked to stop, or one round with ``once``; return its exit code.
+
+    ``once`` exits 0 when nothing is left due or it was asked to stop, 75 when its time budget ended first, and prints
+    one line of JSON: outcome, counts. Raises as :func:`taskqd.worker.main.run_worker` does when it cannot start.
+    """
+    logs.configure(settings.log_format, settings.log_level, role="scheduler")
+    scheduler = Scheduler(settings)
+    return uvloop.run(scheduler.run_once() if once else scheduler.run())
+
+
+class Scheduler:
+    """One scheduler: the maintenance duties, a durable heartbeat row, a health server."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.id = new_uuid()
+        self._settings = settings
+        self._schema = settings.schema_name
+        self._group = os.environ.get("TASKQD_GROUP") or settings.worker_group
+        self._sql = load("scheduler", self._schema)
+        self._stopping = asyncio.Event()
+        self._phase = "booting"
+        self._signals = 0
+        self._link = ControlLink.from_environ()
+        self._pool: Any = None
+        self._health: HealthServer | None = None
+        self._beaten_at: float | None = None
+
+    async def run(self) -> int:
+        """Maintain the schema until asked to stop."""
+        self._install_signals()
+        if self._link is not None:
+            await self._link.start(self._beat_fields, self._on_drain)
+        try:
+            await self._open()
+            await self._pool.execute(
+                self._sql.register_scheduler,
+                self.id,
+                socket.gethostname(),
+                os.getpid(),
+                self._settings.worker_group,
+            )
+            loops = MaintenanceLoops(
+                self._core, tick_cadence=self._settings.sweep_interval, on_failure=self._loop_failed
+            )
+            beat = BackgroundLoop("scheduler-beat", self._beat, cadence=1.0, on_failure=self._loop_failed)
+            if self._settings.health_enabled:
+                self._health = HealthServer(
+                    self._settings.health_socket_path, live=self._live, ready=self._ready, metrics=self._metrics
+                )
+                await self._health.start()
+            loops.start()
+            beat.start()
+            if not self._stopping.is_set():
+                self._phase = "running"
+                if self._link is not None:
+                    self._link.send_ready()
+                _log.info("scheduler-ready", scheduler_id=str(self.id), tick_cadence=self._settings.sweep_interval)
+            await self._stopping.wait()
+            self._phase = "draining"
+            _log.info("shutdown-phase", phase=self._phase)
+            await asyncio.gather(*(loop.stop(STOP_TIMEOUT) for loop in (*loops.loops, beat)))
+            await self._unregister()
+        finally:
+            await self._close()
+        return ExitCode.DONE
+
+    async def run_once(self) -> int:
+        """One tick, then promotion until nothing is due."""
+        self._install_signals()
+        try:
+            await self._open()
+            outcome, counts, promoted = "nothing_due", {}, 0
+            if not self._stopping.is_set():
+                counts = await self._core.tick()
+                promoted, done = await self._core.promote(self._stopping.is_set, ONCE_BUDGET)
+                if not done:
+                    outcome = "stopped" if self._stopping.is_set() else "budget_exhausted"
+                elif promoted or counts.get("reaped"):
+                    outcome = "maintained"
+        finally:
+            await self._close()
+        json.dump({"outcome": outcome, "promoted": promoted, **counts}, sys.stdout)
+        sys.stdout.write("\n")
+        return ExitCode.TRY_AGAIN if outcome == "budget_exhausted" else ExitCode.DONE
+
+    async def _open(self) -> None:
+        settings = self._settings
+        connection = await connect_with_retry(
+            settings.direct_dsn(),
+            role="boot",
+            schema=self._schema,
+            group=self._group,
+            boot_timeout=settings.database_boot_timeout,
+            on_retry=lambda why, pause: _log.warning("database-unavailable", why=why, retry_in=round(pause, 2)),
+        )
+        try:
+            await check_schema(connection, self._schema)
+        finally:
+            await connection.close()
+        self._pool = await create_pool(
+            settings.direct_dsn(),
+            role="scheduler",
+            schema=self._schema,
+            group=self._group,
+            min_size=1,
+            max_size=POOL_SIZE,
+            command_timeout=STATEMENT_TIMEOUT,
+            max_inactive=settings.pool_max_inactive_lifetime,
+        )
+        self._core = Maintenance(self._pool, self._schema, statement_timeout=STATEMENT_TIMEOUT)
+
+    async def _unregister(self) -> None:
+        try:
+            await self._pool.execute(self._sql.stop_scheduler, self.id, timeout=2.0)
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            _log.warning("stop-not-recorded", error=type(error).__name__)
+
+    async def _close(self) -> None:
+        if self._health is not None:
+            await self._health.stop()
+        if self._pool is not None:
+            try:
+                async with asyncio.timeout(2.0):
+                    await self._pool.close()
+            except TimeoutError:
+                self._pool.terminate()
+        if self._link is not None:
+            await self._link.close(self._phase)
+
+    # -- events -------------------------------------------------------------------------------------
+
+    def _install_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        if self._signals >= 3:
+            os._exit(ExitCode.KILLED)
+        self._stopping.set()
+
+    def _on_drain(self, _drain: Drain) -> None:
+        self._stopping.set()
+
+    def _loop_failed(self, name: str, error: BaseException, streak: int) -> None:
+        _log.warning("loop-failed", loop=name, streak=streak, error=f"{type(error).__name__}: {error}")
+
+    async def _beat(self) -> float | None:
+        since = self._beaten_at if self._beaten_at is not None else 0.0
+        now = time.monotonic()
+        core = self._core
+        await self._pool.execute(
+            self._sql.beat_scheduler,
+            self.id,
+            core.ticked_at is not None and core.ticked_at >= since,
+            core.promoted_at is not None and core.promoted_at >= since,
+        )
+        self._beaten_at = now
+        return None
+
+    # -- what others see ----------------------------------------------------------------------------
+
+    @property
+    def _tick_age(self) -> float | None:
+        ticked = self._core.ticked_at if self._pool is not None else None
+        return None if ticked is None else time.monotonic() - ticked
+
+    def _beat_fields(self) -> dict[str, object]:
+        age = self._tick_age
+        beaten = self._beaten_at
+        return {
+            "phase": self._phase,
+            "inflight": 0,
+            "slots": 0,
+            "db_ok_age_ms": 0 if beaten is None else round((time.monotonic() - beaten) * 1000),
+            "tick_age_ms": None if age is None else round(age * 1000),
+            "scheduler_id": str(self.id),
+        }
+
+    def _live(self) -> Report:
+        return Report(True, {"live": True, "phase": self._phase})
+
+    def _ready(self) -> Report:
+        reasons = []
+        if self._phase != "running":
+            reasons.append(f"the scheduler is {self._phase}")
+        age = self._tick_age
+        limit = max(STALE_TICK, 3 * self._settings.sweep_interval)
+        if age is not None and age > limit:
+            reasons.append(f"the last tick is {age:.0f} s old")
+        return Report(not reasons, {"ready": not reasons, "reason": "; ".join(reasons), "phase": self._phase})
+
+    def _metrics(self) -> str:
+        core = self._core
+        return (
+            f"# TYPE taskq_scheduler_jobs_reaped_total counter\ntaskq_scheduler_jobs_reaped_total {core.reaped}\n"
+            f"# TYPE taskq_scheduler_jobs_promoted_total counter\ntaskq_scheduler_jobs_promoted_total {core.promoted}\n"
+        )

@@ -9,6 +9,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # as type checkers read it, without importing typing at run time
 if TYPE_CHECKING:
     from taskqd.settings.errors import SettingsError as SettingsError
+    from taskqd.settings.model import ALIASES as ALIASES
     from taskqd.settings.model import SETTING_NAMES as SETTING_NAMES
     from taskqd.settings.model import Settings as Settings
     from taskqd.settings.model import describe as describe
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from taskqd.settings.resolve import resolve_settings as resolve_settings
 
 _HOME = {
+    "ALIASES": "model",
     "Resolved": "resolve",
     "SETTING_NAMES": "model",
     "Settings": "model",

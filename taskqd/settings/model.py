@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, cast, get_args, get_origin
 from uuid import UUID
 
 from annotated_types import Ge, Le
@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError, PydanticUndefined
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from taskqd.settings import values as v
-from taskqd.settings.rules import violations
+from taskqd.settings.rules import show, violations
 
 PREFIX = "TASKQ_"
 TINY = 0.001
@@ -292,13 +292,13 @@ def _allowed(field: FieldInfo, unit: str | None) -> str:
     """Say what a field takes, for messages: ``must be <this>``."""
     optional = type(None) in get_args(field.annotation)
     kinds = {field.annotation, *get_args(field.annotation)}
-    low = next((rule.ge for rule in field.metadata if isinstance(rule, Ge)), None)
-    high = next((rule.le for rule in field.metadata if isinstance(rule, Le)), None)
+    low = next((cast(float, rule.ge) for rule in field.metadata if isinstance(rule, Ge)), None)
+    high = next((cast(float, rule.le) for rule in field.metadata if isinstance(rule, Le)), None)
     if bool in kinds:
         text = "true or false"
     elif low is not None and high is not None:
         kind = "a duration" if unit == "seconds" else "a whole number"
-        text = f"{kind} from {_number(low)} to {_number(high)}{f' {unit}' if unit else ''}"
+        text = f"{kind} from {show(low)} to {show(high)}{f' {unit}' if unit else ''}"
     elif kinds & {"json", "INFO"}:
         text = "one of " + ", ".join(map(str, get_args(field.annotation)))
     elif SecretStr in kinds:
@@ -310,10 +310,6 @@ def _allowed(field: FieldInfo, unit: str | None) -> str:
     else:
         text = "text"
     return f"{text}, or empty for none" if optional else text
-
-
-def _number(bound: object) -> str:
-    return f"{bound:.15g}" if isinstance(bound, float) else str(bound)
 
 
 ALIASES: dict[str, str] = {alias: name for name in SETTING_NAMES if (alias := describe(name).alias)}

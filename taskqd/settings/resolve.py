@@ -20,7 +20,7 @@ from taskqd.domain.names import nearest
 from taskqd.settings import environment as env
 from taskqd.settings.errors import SettingsError
 from taskqd.settings.model import ALIASES, PREFIX, SETTING_NAMES, Settings, describe, is_secret, variable
-from taskqd.settings.rules import Violation
+from taskqd.settings.rules import Violation, show
 from taskqd.settings.values import dsn_password
 
 DEFAULT = "default"
@@ -259,5 +259,5 @@ def _label(name: str, source: str) -> str:
 
 
 def _shorten(value: object) -> str:
-    text = f"{value:g}" if isinstance(value, float) else repr(value)
+    text = show(value) if isinstance(value, float) else repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

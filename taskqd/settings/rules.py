@@ -25,6 +25,11 @@ class Violation:
         return next(iter(self.values))
 
 
+def show(number: float) -> str:
+    """Return ``number`` as a person would write it: no trailing zeros, enough digits to tell two apart."""
+    return f"{number:.12g}"
+
+
 def lease_floor(interval: float, timeout: float, failures: int) -> float:
     """Return the shortest lease in seconds that a worker keeps while its heartbeat fails as often as allowed.
 
@@ -32,7 +37,8 @@ def lease_floor(interval: float, timeout: float, failures: int) -> float:
     beat costs at most interval + timeout, and one more may pass before the first failure shows. 58 at the
     defaults.
     """
-    return max(interval, timeout) + (failures + 1) * (interval + timeout)
+    # Rounded, so that a lease written as the sum is not refused for the last bit of a binary fraction.
+    return round(max(interval, timeout) + (failures + 1) * (interval + timeout), 9)
 
 
 def violations(settings: Settings) -> list[Violation]:
@@ -45,9 +51,9 @@ def _lease(s: Settings) -> list[Violation]:
     floor = lease_floor(interval, timeout, failures)
     if s.lock_lease >= floor:
         return []
-    terms = f"max({interval:g}, {timeout:g}) + ({failures} + 1) × ({interval:g} + {timeout:g})"
+    terms = f"max({show(interval)}, {show(timeout)}) + ({failures} + 1) × ({show(interval)} + {show(timeout)})"
     names = ("heartbeat_interval", "heartbeat_command_timeout", "max_heartbeat_failures")
-    return [_broken(s, "lock_lease", f"at least {floor:g} = {terms}", *names)]
+    return [_broken(s, "lock_lease", f"at least {show(floor)} = {terms}", *names)]
 
 
 def _shutdown(s: Settings) -> list[Violation]:
@@ -55,11 +61,11 @@ def _shutdown(s: Settings) -> list[Violation]:
     cancel, cleanup = s.cancellation_grace_period, s.cleanup_grace_period
     graces = ("cancellation_grace_period", "cleanup_grace_period")
     if not cancel + cleanup < s.termination_grace_period - STOP_TAIL:
-        terms = f"{cancel:g} + {cleanup:g} + {STOP_TAIL:g} to close and exit"
-        bound = f"above {cancel + cleanup + STOP_TAIL:g} = {terms}"
+        terms = f"{show(cancel)} + {show(cleanup)} + {show(STOP_TAIL)} to close and exit"
+        bound = f"above {show(cancel + cleanup + STOP_TAIL)} = {terms}"
         found.append(_broken(s, "termination_grace_period", bound, *graces))
     if not cancel + cleanup < s.lock_lease:
-        bound = f"above {cancel + cleanup:g} = {cancel:g} + {cleanup:g}"
+        bound = f"above {show(cancel + cleanup)} = {show(cancel)} + {show(cleanup)}"
         found.append(_broken(s, "lock_lease", bound, *graces))
     return found
 
@@ -70,13 +76,13 @@ def _watchdog(s: Settings) -> list[Violation]:
     found = []
     budget, interval = s.watchdog_loop_lag_budget, s.heartbeat_interval
     if not budget + interval < s.lock_lease:
-        bound = f"above {budget + interval:g} = {budget:g} + {interval:g}"
+        bound = f"above {show(budget + interval)} = {show(budget)} + {show(interval)}"
         found.append(_broken(s, "lock_lease", bound, "watchdog_loop_lag_budget", "heartbeat_interval"))
     if not budget > s.watchdog_check_interval:
-        bound = f"above {s.watchdog_check_interval:g}"
+        bound = f"above {show(s.watchdog_check_interval)}"
         found.append(_broken(s, "watchdog_loop_lag_budget", bound, "watchdog_check_interval"))
     if not s.watchdog_loop_lag_warn_budget < budget:
-        bound = f"below {budget:g}"
+        bound = f"below {show(budget)}"
         found.append(_broken(s, "watchdog_loop_lag_warn_budget", bound, "watchdog_loop_lag_budget"))
     return found
 

@@ -28,19 +28,6 @@ def dsn_password(dsn: str) -> str | None:
     return parts.password or dict(parse_qsl(parts.query)).get("password") or None
 
 
-def mask_dsn(dsn: str) -> str:
-    """Return ``dsn`` fit to be shown: its password, and every parameter but the harmless ones, as ``***``."""
-    parts = urlsplit(dsn)
-    user, at, host = parts.netloc.rpartition("@")
-    name, colon, _ = user.partition(":")
-    shown = [f"{key}={value if key in _HARMLESS else '***'}" for key, value in parse_qsl(parts.query)]
-    query = "?" + "&".join(shown) if shown else ""
-    return f"{parts.scheme}://{name}{':***' if colon else ''}{at}{host}{parts.path}{query}"
-
-
-_HARMLESS = frozenset({"host", "port", "dbname", "user", "sslmode", "application_name", "connect_timeout"})
-
-
 def _check_dsn(secret: SecretStr | None) -> SecretStr | None:
     if secret is None:
         return None

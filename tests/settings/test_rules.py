@@ -32,6 +32,7 @@ QUICK = {
 def test_the_lease_floor_is_58_at_the_defaults() -> None:
     assert lease_floor(10, 2, 3) == 58
     assert lease_floor(1, 0.5, 2) == 5.5
+    assert lease_floor(0.7, 0.1, 3) == 3.9
 
 
 def test_a_lease_below_the_floor_shows_the_arithmetic(resolve: Resolve) -> None:

@@ -94,7 +94,7 @@ def _read(path: Path) -> MigrationFile:
     match = _FILE_NAME.fullmatch(path.name)
     if match is None or match[1] == "0000":
         raise ConfigError(f"migration file {path.name!r} is misnamed: expected NNNN_name.pre.sql or NNNN_name.post.sql")
-    text = path.read_text(encoding="utf-8").replace("\r\n", "\n")
+    text = path.read_text(encoding="utf-8")  # any line end reads as LF
     min_code, options = _read_head(path.name, text)
     statements = split_statements(text)
     if not statements:

@@ -49,9 +49,16 @@ async def migration_lock(conn: asyncpg.Connection, schema: str, timeout: float) 
 @asynccontextmanager
 async def bounded_transaction(conn: asyncpg.Connection, schema: str, lock_timeout: float) -> AsyncIterator[None]:
     """A transaction in which no statement waits longer than ``lock_timeout`` seconds for a lock."""
-    async with conn.transaction():
+    transaction = conn.transaction()
+    await transaction.start()
+    try:
         await _set_bounds(conn, schema, str(_milliseconds(lock_timeout)), "0", "", local=True)
         yield
+    except BaseException:
+        if not conn.is_closed():  # else a second error would hide why it was closed
+            await transaction.rollback()
+        raise
+    await transaction.commit()
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import time
 import traceback
@@ -290,18 +291,17 @@ async def test_the_wait_for_a_refused_connection_ends_with_one_clear_message(fre
     started = time.monotonic()
     with pytest.raises(DatabaseUnavailableError) as caught:
         await retry(dsn, boot_timeout=0.5)
-    assert 0.4 < time.monotonic() - started < 10
+    assert 0.4 < time.monotonic() - started < 20
     message = str(caught.value)
     assert f"app@127.0.0.1:{free_port}/jobs is not reachable: connection refused" in message
-    assert "tried " in message
-    assert " times in 0." in message
+    assert re.search(r"\(tried \d+ times in \d+\.\d s\)$", message)
     assert "\n" not in message
     assert SECRET not in everything_shown(caught.value)
     assert caught.value.exit_code is ExitCode.UNAVAILABLE
 
 
 async def test_with_no_boot_timeout_there_is_one_attempt(free_port: int) -> None:
-    with pytest.raises(DatabaseUnavailableError, match=r"tried once in 0\.\d s"):
+    with pytest.raises(DatabaseUnavailableError, match=r"tried once in \d+\.\d s"):
         await retry(f"postgresql://app@127.0.0.1:{free_port}/jobs", boot_timeout=0)
 
 

@@ -252,7 +252,9 @@ async def test_a_lost_connection_leaves_nothing_behind_and_the_next_run_complete
         await conn.execute("select pg_terminate_backend($1)", pid)
         with pytest.raises(storage.SESSION_LOST) as caught:
             await running
-        assert "is not reachable" in str(storage.explain(caught.value, dsn))
+        message = str(storage.explain(caught.value, dsn))
+        assert "is not reachable" in message
+        assert "terminating connection due to administrator command" in message
     assert len(await migrate_up(conn, name, directory=three.path)) == 2
 
 
@@ -702,7 +704,7 @@ async def test_the_command_exits_69_without_the_password_when_the_database_is_do
     start: Start, short_dir: Path
 ) -> None:
     env = child_environment(
-        TASKQ_PG_DSN=f"postgresql://app:{SECRET}@/jobs?host={short_dir}", TASKQ_DATABASE_BOOT_TIMEOUT="0.3"
+        TASKQ_PG_DSN=f"postgresql://app:{SECRET}@/jobs?host={short_dir}", TASKQ_DATABASE_BOOT_TIMEOUT="1"
     )
     code, out, err = outcome(start("migrate", "up", env=env))
     assert (code, out) == (ExitCode.UNAVAILABLE, "")

@@ -87,7 +87,7 @@ create unique index jobs_singleton on {schema}.jobs (actor)
     where singleton and status in ('scheduled', 'pending', 'running');
 create index jobs_identity on {schema}.jobs (actor, identity_key)
     where identity_key is not null and status in ('scheduled', 'pending', 'running');
-create index jobs_batch on {schema}.jobs (batch_id, status) where batch_id is not null;
+create index jobs_batch on {schema}.jobs (batch_id, id) where batch_id is not null;
 create index jobs_deadline on {schema}.jobs (schedule_to_close)
     where schedule_to_close is not null and status in ('scheduled', 'pending');
 create index jobs_cancel on {schema}.jobs (worker_id, cancel_requested_at)

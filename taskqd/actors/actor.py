@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import typing
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
@@ -18,13 +17,12 @@ from taskqd.domain.errors import (
     PayloadValidationError,
     ResultTooLarge,
 )
-from taskqd.domain.names import nearest
+from taskqd.domain.names import QUEUE_RULE, is_queue_name, nearest
 from taskqd.domain.retry import RetryPolicy
 
 P = TypeVar("P", bound=BaseModel)
 R = TypeVar("R")
 
-QUEUE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
 MAX_NAME = 200
 MIN_PRIORITY, MAX_PRIORITY = -32768, 32767
 MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
@@ -272,11 +270,8 @@ def _declare(
         raise ActorDefinitionError(f"{where} is a generator; return one value instead of yielding")
     if not isinstance(label, str) or not label.strip() or len(label.encode()) > MAX_NAME or "\x00" in label:
         raise ActorDefinitionError(f"{where}: name must be 1 to {MAX_NAME} bytes of text")
-    if not isinstance(queue, str) or not QUEUE_NAME.fullmatch(queue) or len(queue) > MAX_NAME:
-        raise ActorDefinitionError(
-            f"{where}: queue = {queue!r} must be letters, digits, '_', '.', '-', starting with a letter or '_', "
-            f"at most {MAX_NAME}"
-        )
+    if not isinstance(queue, str) or not is_queue_name(queue):
+        raise ActorDefinitionError(f"{where}: queue = {queue!r} must be {QUEUE_RULE}")
     if isinstance(priority, bool) or not isinstance(priority, int) or not MIN_PRIORITY <= priority <= MAX_PRIORITY:
         raise ActorDefinitionError(
             f"{where}: priority = {priority!r} must be a whole number between {MIN_PRIORITY} and {MAX_PRIORITY}"

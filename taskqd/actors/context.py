@@ -47,6 +47,10 @@ class JobEnqueuer(Protocol):
         """Return how many jobs of a batch are in each status."""
         ...
 
+    async def batch_jobs(self, batch_id: UUID, *, after: UUID | None = None, limit: int = 500) -> Sequence[Any]:
+        """Return a page of a batch's jobs, those after the job ``after``; a short page is the last."""
+        ...
+
 
 class Cancellation:
     """The request to stop one attempt: set on the loop, readable from any thread."""

@@ -13,7 +13,7 @@ from uuid import UUID
 import asyncpg
 from pydantic import BaseModel
 
-from taskqd.actors.actor import MAX_PRIORITY, MIN_PRIORITY, QUEUE_NAME, ActorRef
+from taskqd.actors.actor import MAX_PRIORITY, MIN_PRIORITY, ActorRef
 from taskqd.domain.errors import (
     IdempotencyKeyActorMismatchError,
     PayloadNotStorableError,
@@ -21,6 +21,7 @@ from taskqd.domain.errors import (
     SubEnqueueError,
 )
 from taskqd.domain.ids import new_uuid
+from taskqd.domain.names import QUEUE_RULE, is_queue_name
 from taskqd.storage.statements import load
 
 MAX_BATCH = 1000
@@ -150,8 +151,8 @@ class Enqueuer:
         if not isinstance(ref, ActorRef):
             raise TypeError(f"actor_ref = {ref!r} is not an actor; decorate the function with @actor")
         queue = ref.queue if item.queue is None else item.queue
-        if not QUEUE_NAME.fullmatch(queue):
-            raise ValueError(f"queue = {queue!r} must be letters, digits, '_', '.', '-', starting with a letter or '_'")
+        if not is_queue_name(queue):
+            raise ValueError(f"queue = {queue!r} must be {QUEUE_RULE}")
         priority = ref.priority if item.priority is None else item.priority
         if not MIN_PRIORITY <= priority <= MAX_PRIORITY:
             raise ValueError(f"priority = {priority} must be between {MIN_PRIORITY} and {MAX_PRIORITY}")

@@ -14,6 +14,7 @@ from taskqd.client.batch import MAX_BATCH, BatchHandle
 from taskqd.client.enqueue import Connection, EnqueueItem, Enqueuer
 from taskqd.client.handle import JobHandle
 from taskqd.client.reads import JobReader
+from taskqd.client.rows import JobRow
 from taskqd.client.wake import WakeSender
 from taskqd.domain.ids import new_uuid
 from taskqd.storage.statements import load
@@ -111,3 +112,10 @@ class Jobs:
     async def batch_counts(self, batch_id: UUID) -> dict[str, int]:
         """Return how many jobs of a batch are in each status."""
         return await self._reader.batch_counts(batch_id)
+
+    async def batch_jobs(self, batch_id: UUID, *, after: UUID | None = None, limit: int = 500) -> list[JobRow]:
+        """Return a page of a batch's jobs in the order they were made, those after the job ``after``.
+
+        ``limit`` is 1 to 1,000; a shorter page is the last. Raises ``ValueError``.
+        """
+        return await self._reader.batch_jobs(batch_id, after=after, limit=limit)

@@ -10,6 +10,9 @@ from taskqd.domain.errors import JobNotFoundError
 from taskqd.domain.status import JobStatus
 from taskqd.storage.statements import load
 
+MAX_PAGE = 1000
+_FIRST = UUID(int=0)
+
 
 class JobReader:
     """Reads jobs of one schema through one pool."""
@@ -40,3 +43,13 @@ class JobReader:
     async def batch_counts(self, batch_id: UUID) -> dict[str, int]:
         """Return how many jobs of the batch are in each status; a status without jobs is left out."""
         return {record["status"]: record["jobs"] for record in await self._pool.fetch(self._sql.batch_counts, batch_id)}
+
+    async def batch_jobs(self, batch_id: UUID, *, after: UUID | None = None, limit: int = 500) -> list[JobRow]:
+        """Return a page of the batch's jobs in the order they were made, those after the job ``after``.
+
+        ``limit`` is 1 to 1,000; a shorter page is the last. Raises ``ValueError``.
+        """
+        if not 1 <= limit <= MAX_PAGE:
+            raise ValueError(f"limit = {limit} must be between 1 and {MAX_PAGE}")
+        records = await self._pool.fetch(self._sql.batch_jobs, batch_id, after or _FIRST, limit)
+        return [JobRow.from_record(record) for record in records]

@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+CANCEL_TIMEOUT = 1.0
+"""Seconds that cancelled work may take to clean up before it is left behind."""
 
 FailureHook = Callable[[str, BaseException, int], None]
 
@@ -70,7 +74,7 @@ class BackgroundLoop:
         done, _ = await asyncio.wait([task], timeout=timeout)
         if not done:
             task.cancel()
-            await asyncio.wait([task], timeout=1.0)
+            await asyncio.wait([task], timeout=CANCEL_TIMEOUT)
 
     async def _run(self) -> None:
         while not self._stopping:
@@ -94,3 +98,19 @@ class BackgroundLoop:
                     await self._wake.wait()
             except TimeoutError:
                 continue
+
+
+async def finished_before(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
+    """Run ``work`` until it ends or ``stop`` is set; True when it ended. Cut short, it is cancelled and awaited."""
+    working = asyncio.get_running_loop().create_task(work)
+    stopping = asyncio.get_running_loop().create_task(stop.wait())
+    try:
+        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+            return True
+        return False
+    finally:
+        stopping.cancel()
+        working.cancel()
+        await asyncio.wait([working], timeout=CANCEL_TIMEOUT)

@@ -14,7 +14,7 @@ from typing import Any
 import asyncpg
 import uvloop
 
-from taskqd.domain.background import BackgroundLoop
+from taskqd.domain.background import BackgroundLoop, finished_before
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.domain.ids import new_uuid
 from taskqd.health.control import ControlLink, Drain
@@ -72,7 +72,8 @@ class Scheduler:
         if self._link is not None:
             await self._link.start(self._beat_fields, self._on_drain)
         try:
-            await self._open()
+            if not await finished_before(self._open(), self._stopping):
+                return ExitCode.DONE
             await self._pool.execute(
                 self._sql.register_scheduler,
                 self.id,
@@ -108,10 +109,10 @@ class Scheduler:
     async def run_once(self) -> int:
         """One tick, then promotion until nothing is due."""
         self._install_signals()
+        outcome, counts, promoted = "stopped", {}, 0
         try:
-            await self._open()
-            outcome, counts, promoted = "nothing_due", {}, 0
-            if not self._stopping.is_set():
+            if await finished_before(self._open(), self._stopping) and not self._stopping.is_set():
+                outcome = "nothing_due"
                 counts = await self._core.tick()
                 promoted, done = await self._core.promote(self._stopping.is_set, ONCE_BUDGET)
                 if not done:

@@ -40,7 +40,9 @@ class Maintenance:
 
     async def tick(self) -> dict[str, Any]:
         """Reap expired leases and end jobs past their deadline; return counts, or ``{"skipped": True}``."""
-        counts: dict[str, Any] = json.loads(await self._pool.fetchval(self._sql.tick, REAP_LIMIT, timeout=self._timeout))
+        counts: dict[str, Any] = json.loads(
+            await self._pool.fetchval(self._sql.tick, REAP_LIMIT, timeout=self._timeout)
+        )
         self.ticked_at = time.monotonic()
         self.reaped += counts.get("reaped", 0)
         return counts
@@ -56,9 +58,7 @@ class Maintenance:
         while True:
             if time.monotonic() >= self._rescan_at:
                 self._floor, self._rescan_at = _BEGINNING, time.monotonic() + 10.0
-            record = await self._pool.fetchrow(
-                self._sql.promote, PROMOTION_BATCH, self._floor, timeout=self._timeout
-            )
+            record = await self._pool.fetchrow(self._sql.promote, PROMOTION_BATCH, self._floor, timeout=self._timeout)
             total += record["promoted"]
             if record["promoted"] < PROMOTION_BATCH:
                 self._rescan_at = 0.0

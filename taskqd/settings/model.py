@@ -134,9 +134,9 @@ class Settings(BaseSettings):
         60.0, 1, DAY, "How long a claim holds a job without renewal, before another worker may run it."
     )
     max_heartbeat_failures: v.Whole = _count(3, 1, 100, "Failed beats in a row after which a worker gives up its jobs.")
-    sweep_interval: v.Seconds = _seconds(30.0, 1, 3600, "Time between two sweeps of the maintenance leader.")
-    sweep_drain_batches: v.Whole = _count(8, 1, 1000, "Batches that one sweep handles at most.")
-    event_writer_batch_size: v.Whole = _count(100, 1, 10_000, "Events that one statement writes at most.")
+    sweep_interval: v.Seconds = _seconds(
+        5.0, 0.5, 3600, "Time between two ticks: expired leases are taken back, lapsed deadlines end their jobs."
+    )
 
     # -- stopping ---------------------------------------------------------------------------------
     termination_grace_period: v.Seconds = _seconds(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from taskqd.domain.leases import lease_floor
+
 if TYPE_CHECKING:
     from taskqd.settings.model import Settings
 
@@ -28,17 +30,6 @@ class Violation:
 def show(number: float) -> str:
     """Return ``number`` as a person would write it: no trailing zeros, enough digits to tell two apart."""
     return f"{number:.12g}"
-
-
-def lease_floor(interval: float, timeout: float, failures: int) -> float:
-    """Return the shortest lease in seconds that a worker keeps while its heartbeat fails as often as allowed.
-
-    ``interval`` and ``timeout`` are those of a beat, ``failures`` is how many may fail in a row. A failed
-    beat costs at most interval + timeout, and one more may pass before the first failure shows. 58 at the
-    defaults.
-    """
-    # Rounded, so that a lease written as the sum is not refused for the last bit of a binary fraction.
-    return round(max(interval, timeout) + (failures + 1) * (interval + timeout), 9)
 
 
 def violations(settings: Settings) -> list[Violation]:

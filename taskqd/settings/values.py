@@ -11,13 +11,12 @@ from uuid import UUID
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 
+from taskqd.domain.names import QUEUE_RULE, SCHEMA_RULE, is_queue_name, is_schema_name
 from taskqd.settings.durations import parse_duration
 
 MAX_SOCKET_PATH = 107 if sys.platform.startswith("linux") else 103
 """Bytes of a unix socket's path that the kernel takes."""
 
-_QUEUE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,199}", re.ASCII)
-_SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
 _ENVIRONMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
 _SCHEMES = ("postgresql", "postgres")
 
@@ -69,19 +68,14 @@ def _check_queues(queues: tuple[str, ...]) -> tuple[str, ...]:
     if not queues:
         raise ValueError("must name at least one queue")
     for name in queues:
-        if not _QUEUE.fullmatch(name):
-            raise ValueError(
-                f"queue {name!r} is invalid: must be 1 to 200 letters, digits, '_', '.' or '-', "
-                "starting with a letter or '_'"
-            )
+        if not is_queue_name(name):
+            raise ValueError(f"queue {name!r} is invalid: must be {QUEUE_RULE}")
     return tuple(dict.fromkeys(queues))
 
 
 def _check_schema(name: str) -> str:
-    if not _SCHEMA.fullmatch(name) or name.lower().startswith("pg_") or name.lower() == "information_schema":
-        raise ValueError(
-            "must be 1 to 63 letters, digits or '_', not starting with a digit, not 'pg_*' or 'information_schema'"
-        )
+    if not is_schema_name(name):
+        raise ValueError(f"must be {SCHEMA_RULE}")
     return name
 
 

@@ -6,25 +6,16 @@ import hashlib
 import re
 
 from taskqd.domain.errors import ConfigError
+from taskqd.domain.names import SCHEMA_RULE, is_schema_name
 
-_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _MAX_BYTES = 63
 
 
 def check_schema_name(name: str) -> str:
-    """Return ``name`` when it can name a schema of ours, else raise ``ConfigError`` that says what is
-    allowed.
-
-    Allowed: letters, digits and ``_``, not starting with a digit, at most 63 bytes, not one of Postgres' own
-    (``pg_*``, ``information_schema``). The name is always quoted, so its case is kept.
-    """
-    own = name.lower().startswith("pg_") or name.lower() == "information_schema"
-    if _PATTERN.fullmatch(name) and len(name) <= _MAX_BYTES and not own:
+    """Return ``name`` when it can name a schema of ours, else raise ``ConfigError`` that says what is allowed."""
+    if is_schema_name(name):
         return name
-    raise ConfigError(
-        f"schema name {name!r} is invalid: allowed are letters, digits and '_', not starting with a digit, "
-        f"at most {_MAX_BYTES} bytes, not 'pg_*' or 'information_schema'{_suggestion(name)}"
-    )
+    raise ConfigError(f"schema name {name!r} is invalid: allowed are {SCHEMA_RULE}{_suggestion(name)}")
 
 
 def quote(name: str) -> str:

@@ -148,7 +148,9 @@ class Consumers:
             arguments = (payload, self._context(attempt, payload)) if ref.wants_ctx else (payload,)
             limit = attempt.start_to_close
             if limit is None:
-                limit = self._default_start_to_close if ref.start_to_close is None else ref.start_to_close.total_seconds()
+                limit = (
+                    self._default_start_to_close if ref.start_to_close is None else ref.start_to_close.total_seconds()
+                )
             if ref.is_sync:
                 return await self._run_in_thread(attempt, partial(context.run, ref.fn, *arguments), limit)
             if limit is None:
@@ -280,5 +282,3 @@ def _traceback(error: BaseException) -> str:
     lines = traceback.format_exception(type(error), error, frames)
     text = "".join(lines)
     return text if len(text) <= MAX_TRACEBACK else "…" + text[-MAX_TRACEBACK + 1 :]
-
-

@@ -18,6 +18,7 @@ from taskqd.actors.registry import Registry, load_registry
 from taskqd.client.enqueue import Enqueuer
 from taskqd.client.jobs import Jobs
 from taskqd.client.wake import WakeSender
+from taskqd.domain.background import finished_before
 from taskqd.domain.budget import compute_connection_budget, worker_pool_size
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.domain.ids import new_uuid
@@ -88,7 +89,9 @@ class Worker:
         """Boot, work until asked to stop, stop."""
         self._install_signals()
         try:
-            await self._boot()
+            if not await finished_before(self._boot(), self._stopping):
+                await self._close_quietly()
+                return ExitCode.DONE
         except BaseException:
             await self._close_quietly()
             raise
@@ -169,9 +172,7 @@ class Worker:
             settings.workgroup_instance,
             settings.worker_group,
         )
-        unconsumed = sorted(
-            {ref.queue for ref in self._registry.values() if ref.queue not in settings.queues}
-        )
+        unconsumed = sorted({ref.queue for ref in self._registry.values() if ref.queue not in settings.queues})
         if unconsumed:
             _log.warning("actors-on-unconsumed-queues", queues=unconsumed, consumed=settings.queues)
 

@@ -45,6 +45,14 @@ select id, actor, queue, route, status::text as status, priority, attempt, max_a
     metadata::text as metadata, tags, error_class, error_message, error_traceback
 from {schema}.jobs where id = $1::uuid
 
+-- name: batch_jobs
+-- A page of a batch's jobs in the order they were made. Serves from jobs_batch.
+select id, actor, queue, route, status::text as status, priority, attempt, max_attempts, epoch, interrupt_count,
+    snooze_count, created_at, scheduled_at, claimed_at, started_at, finished_at, schedule_to_close, worker_id, batch_id,
+    idempotency_scope, idempotency_key, payload::text as payload, result::text as result,
+    metadata::text as metadata, tags, error_class, error_message, error_traceback
+from {schema}.jobs where batch_id = $1::uuid and id > $2::uuid order by id limit $3::int
+
 -- name: job_status
 -- The status of one job. Primary key.
 select status::text from {schema}.jobs where id = $1::uuid

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from taskqd import EnqueueItem, JobContext, RetryPolicy, actor, wait_for_batch
 from taskqd.batch import MAX_BATCH
 
+UNTIL_DONE = RetryPolicy(kind="indefinite", base=timedelta(seconds=0.5), cap=timedelta(seconds=5))
 QUICK_RETRY = RetryPolicy(max_attempts=10, base=timedelta(seconds=0.2), cap=timedelta(seconds=2))
 
 
@@ -117,11 +118,7 @@ def log_execution(run: Path, path: str) -> None:
         os.close(log)
 
 
-@actor(
-    name="sources.report",
-    queue="packages",
-    retry=RetryPolicy(kind="indefinite", base=timedelta(seconds=0.5), cap=timedelta(seconds=5)),
-)
+@actor(name="sources.report", queue="packages", retry=UNTIL_DONE)
 async def report(payload: Report, ctx: JobContext[Report]) -> Summary:
     """Wait for all packages and modules without holding a slot, then write ``report.json``."""
     await wait_for_batch(ctx.jobs, payload.batch, snooze_interval=1.0, expect_at_least=payload.packages)

@@ -40,9 +40,8 @@ class Maintenance:
 
     async def tick(self) -> dict[str, Any]:
         """Reap expired leases and end jobs past their deadline; return counts, or ``{"skipped": True}``."""
-        counts: dict[str, Any] = json.loads(
-            await self._pool.fetchval(self._sql.tick, REAP_LIMIT, timeout=self._timeout)
-        )
+        answer = await self._pool.fetchval(self._sql.tick, REAP_LIMIT, timeout=self._timeout)
+        counts: dict[str, Any] = json.loads(answer)
         self.ticked_at = time.monotonic()
         self.reaped += counts.get("reaped", 0)
         return counts

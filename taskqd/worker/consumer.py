@@ -146,11 +146,7 @@ class Consumers:
             payload = ref.decode_payload(attempt.payload)
             context = contextvars.copy_context()
             arguments = (payload, self._context(attempt, payload)) if ref.wants_ctx else (payload,)
-            limit = attempt.start_to_close
-            if limit is None:
-                limit = (
-                    self._default_start_to_close if ref.start_to_close is None else ref.start_to_close.total_seconds()
-                )
+            limit = self._limit(attempt)
             if ref.is_sync:
                 return await self._run_in_thread(attempt, partial(context.run, ref.fn, *arguments), limit)
             if limit is None:
@@ -167,6 +163,13 @@ class Consumers:
             return self._success(attempt, result)
         except BaseException as error:
             return self._explain(attempt, error)
+
+    def _limit(self, attempt: Attempt) -> float | None:
+        """Seconds the attempt may run: the job's own, else its actor's, else the worker's default."""
+        if attempt.start_to_close is not None:
+            return attempt.start_to_close
+        declared = attempt.ref.start_to_close
+        return self._default_start_to_close if declared is None else declared.total_seconds()
 
     async def _run_in_thread(self, attempt: Attempt, call: partial[Any], limit: float | None) -> Outcome | None:
         """Run a plain function. Its slot stays taken until its thread ends, whatever has become of the attempt."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from taskqd.settings import Resolved, Settings, SettingsError
-from taskqd.settings.rules import lease_floor
+from taskqd.domain.leases import lease_floor
 
 Resolve = Callable[..., Resolved]
 

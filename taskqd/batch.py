@@ -1,7 +1,7 @@
-"""Batches of jobs: what to enqueue together, and waiting for all of it."""
+"""Batches: enqueue many jobs at once and wait until all of them have ended."""
 
 from __future__ import annotations
 
-from taskqd.client.batch import EnqueueItem, wait_for_batch
+from taskqd.client.batch import MAX_BATCH, BatchHandle, BatchStatus, EnqueueItem, wait_for_batch
 
-__all__ = ["EnqueueItem", "wait_for_batch"]
+__all__ = ["MAX_BATCH", "BatchHandle", "BatchStatus", "EnqueueItem", "wait_for_batch"]

@@ -250,7 +250,7 @@ class Completer:
             outcome.attempt,
             outcome.seconds or 0.0,
             UNSTORABLE,
-            f"the outcome ({type(outcome).__name__.lower()}) holds a value that Postgres refused: {type(error).__name__}",
+            f"the outcome ({type(outcome).__name__}) holds a value that Postgres refused: {type(error).__name__}",
             None,
             retryable=False,
         )

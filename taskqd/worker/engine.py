@@ -1,0 +1,301 @@
+"""The running parts of a worker, put together: what claims, runs, settles and renews."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from taskqd.actors.registry import Registry
+from taskqd.client.enqueue import Enqueuer
+from taskqd.client.jobs import Jobs
+from taskqd.client.wake import WakeSender
+from taskqd.domain.budget import worker_pool_size
+from taskqd.domain.leases import lease_threshold
+from taskqd.domain.signals import CancelOrigin
+from taskqd.observe.logs import get_logger
+from taskqd.settings import Settings
+from taskqd.storage.connect import create_pool
+from taskqd.storage.listener import WakeListener
+from taskqd.storage.statements import load
+from taskqd.worker.attempt import Attempt, Leases
+from taskqd.worker.completer import Completer
+from taskqd.worker.consumer import Consumers
+from taskqd.worker.heartbeat import Heartbeat
+from taskqd.worker.outcome import ISOLATED, SHUTDOWN, UNSTARTED, Released
+from taskqd.worker.producer import Producer
+from taskqd.worker.shutdown import TAIL, ShutdownPlan
+from taskqd.worker.slots import Slots
+from taskqd.worker.watchdog import trip
+
+WORKER_COMMAND_TIMEOUT = 30.0
+"""Seconds that one statement of ``ctx.jobs`` may take."""
+
+_log = get_logger("taskqd.worker")
+
+
+class Engine:
+    """One worker's pools, slots, producer, consumers, completer, heartbeat and listener.
+
+    Built on the event loop it runs on, by :meth:`open`; ``start``, then ``drain``, then ``close``.
+    """
+
+    def __init__(
+        self, settings: Settings, registry: Registry, worker_id: UUID, group: str, dispatch_pool: Any, worker_pool: Any
+    ) -> None:
+        schema = settings.schema_name
+        self._settings = settings
+        self._worker_id = worker_id
+        self._sql = load("worker", schema)
+        self._dispatch_pool = dispatch_pool
+        self._worker_pool = worker_pool
+        self.isolated = False
+        """True while the database has not answered for so long that running jobs were stopped."""
+        self._quiet = False
+        self._draining = False
+        self._leases = Leases()
+        self.slots = Slots(settings.max_concurrency, self._room_made)
+        self.completer = Completer(
+            dispatch_pool,
+            schema,
+            self._leases,
+            command_timeout=settings.dispatcher_command_timeout,
+            on_repended=self._woken,
+        )
+        self.producer = Producer(
+            dispatch_pool,
+            schema,
+            registry,
+            settings.queues,
+            self.slots,
+            self._leases,
+            worker_id=worker_id,
+            lock_lease=settings.lock_lease,
+            poll_interval=settings.notify_poll_interval if settings.notify_enabled else settings.poll_interval,
+            command_timeout=settings.dispatcher_command_timeout,
+            release=lambda attempts: self._hand_back(attempts, UNSTARTED),
+            on_failure=loop_failed,
+        )
+        self._wake = WakeSender(worker_pool, schema, loop_failed)
+        enqueuer = Enqueuer(
+            schema, key_max_bytes=settings.idempotency_key_max_bytes, max_backoff=settings.max_retry_backoff
+        )
+        self.consumers = Consumers(
+            self.slots,
+            self.completer,
+            Jobs(worker_pool, enqueuer, self._wake),
+            worker_id=worker_id,
+            default_start_to_close=settings.default_start_to_close,
+            result_max_bytes=settings.result_max_bytes,
+            message_max_chars=settings.exception_message_max_chars,
+        )
+        self.heartbeat = Heartbeat(
+            settings.direct_dsn(),
+            schema,
+            group,
+            worker_id,
+            self._leases,
+            interval=settings.heartbeat_interval,
+            command_timeout=settings.heartbeat_command_timeout,
+            lock_lease=settings.lock_lease,
+            threshold=lease_threshold(
+                settings.lock_lease,
+                settings.heartbeat_interval,
+                settings.heartbeat_command_timeout,
+                settings.max_heartbeat_failures,
+            ),
+            max_failures=settings.max_heartbeat_failures,
+            on_lost=self._on_lost,
+            on_isolated=self._on_isolated,
+            on_recovered=self._on_recovered,
+            on_unprovable=lambda why: trip("lease", why),
+        )
+        self.listener: WakeListener | None = None
+        if settings.notify_enabled:
+            self.listener = WakeListener(
+                settings.direct_dsn(),
+                schema,
+                group,
+                on_wake=self._woken,
+                on_failure=loop_failed,
+                check_interval=settings.notify_health_check_interval,
+                setup_timeout=settings.notify_listener_setup_timeout,
+                backoff=settings.notify_reconnect_backoff_initial,
+            )
+
+    @classmethod
+    async def open(cls, settings: Settings, registry: Registry, worker_id: UUID, group: str) -> Engine:
+        """Open the pools and build the parts. Errors are those of ``create_pool``."""
+        cache_size, cache_lifetime = settings.statement_cache()
+        dispatch_pool = await create_pool(
+            settings.direct_dsn(),
+            role="dispatch",
+            schema=settings.schema_name,
+            group=group,
+            min_size=1,
+            max_size=settings.dispatcher_pool_size,
+            command_timeout=settings.dispatcher_command_timeout,
+            max_inactive=settings.pool_max_inactive_lifetime,
+            pinned=True,
+        )
+        try:
+            worker_pool = await create_pool(
+                settings.pooled_dsn(),
+                role="worker",
+                schema=settings.schema_name,
+                group=group,
+                min_size=1,
+                max_size=worker_pool_size(settings.max_concurrency),
+                command_timeout=WORKER_COMMAND_TIMEOUT,
+                statement_cache_size=cache_size,
+                max_cached_statement_lifetime=cache_lifetime,
+                max_inactive=settings.pool_max_inactive_lifetime,
+                is_pooled=settings.pg_is_pooled,
+            )
+        except BaseException:
+            dispatch_pool.terminate()
+            raise
+        return cls(settings, registry, worker_id, group, dispatch_pool, worker_pool)
+
+    def start(self) -> None:
+        """Start every part, the producer last."""
+        self.heartbeat.start()
+        self._wake.start()
+        self.completer.loop.start()
+        self.consumers.start()
+        if self.listener is not None:
+            self.listener.start()
+        self.producer.loop.start()
+
+    def set_quiet(self, quiet: bool) -> None:
+        """Claim nothing more while quiet; what runs goes on."""
+        self._quiet = quiet
+        self._apply_pause()
+
+    # -- events of the parts ------------------------------------------------------------------------
+
+    def _room_made(self) -> None:
+        self.producer.room_made()
+
+    def _woken(self) -> None:
+        self.producer.woken()
+
+    def _apply_pause(self) -> None:
+        if not self._draining:
+            self.producer.pause(self._quiet or self.isolated)
+
+    def _on_lost(self, attempts: Sequence[Attempt]) -> None:
+        running = set(self.consumers.running)
+        for attempt in attempts:
+            if attempt not in running:
+                continue  # its outcome is with the completer, which finds out by itself
+            attempt.disowned = True
+            self._leases.discard(attempt)
+            self.completer.lost += 1
+            attempt.cancellation.request(CancelOrigin.LEASE_LOST)
+            self.consumers.cancel(attempt)
+            _log.warning("lease-lost", job_id=str(attempt.job_id), epoch=attempt.epoch, actor=attempt.ref.name)
+
+    def _on_isolated(self) -> None:
+        """Leases are about to end: stop what runs, claim nothing, and stay for when the database is back."""
+        _log.error("worker-isolated", held=len(self._leases))
+        self.isolated = True
+        self._apply_pause()
+        self._hand_back(self.slots.take_all(), ISOLATED)
+        self.consumers.request_stop(CancelOrigin.SHUTDOWN)
+        self.consumers.cancel()
+
+    def _on_recovered(self) -> None:
+        _log.info("worker-recovered")
+        self.isolated = False
+        self._apply_pause()
+
+    def _hand_back(self, attempts: list[Attempt], cause: str) -> None:
+        for attempt in attempts:
+            self.completer.submit(Released(attempt, None, cause))
+
+    # -- stop ---------------------------------------------------------------------------------------
+
+    async def drain(self, plan: ShutdownPlan, plan_changed: asyncio.Event, enter: Callable[[str], None]) -> None:
+        """Stop by ``plan``, whose times may move earlier, saying so by ``plan_changed``; ``enter`` is told each phase.
+
+        Unstarted rows go back, handlers may finish, then are cancelled, then released.
+        """
+        self._draining = True
+        enter("draining")
+        recorded = asyncio.ensure_future(self._record_stop())
+        await self.producer.loop.stop(self._settings.dispatcher_command_timeout)
+        self._hand_back(self.slots.take_all(), SHUTDOWN)
+        self.slots.close()
+        self.consumers.request_stop(CancelOrigin.SHUTDOWN)
+        if not await self._consumers_ended(lambda: plan.cancel_at, plan_changed):
+            enter("cancelling")
+            self.consumers.cancel()
+            if not await self._consumers_ended(lambda: plan.force_at, plan_changed):
+                enter("releasing")
+                self._release_running()
+        await asyncio.wait([recorded], timeout=1.0)
+        await self.completer.flush(max(0.5, min(TAIL, plan.deadline - time.monotonic() - 1.0)))
+
+    async def _record_stop(self) -> None:
+        try:
+            await self._dispatch_pool.execute(self._sql.stop_worker, self._worker_id, timeout=2.0)
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            # Rows left behind are then counted as crashes, which spends an attempt of theirs.
+            _log.warning("stop-not-recorded", error=type(error).__name__)
+
+    async def _consumers_ended(self, until: Callable[[], float], plan_changed: asyncio.Event) -> bool:
+        while (left := until() - time.monotonic()) > 0:
+            plan_changed.clear()
+            ended = asyncio.ensure_future(self.consumers.wait_ended(left))
+            changed = asyncio.ensure_future(plan_changed.wait())
+            await asyncio.wait([ended, changed], return_when=asyncio.FIRST_COMPLETED)
+            changed.cancel()
+            if ended.done() and ended.result():
+                return True
+            ended.cancel()
+        return await self.consumers.wait_ended(0.01)
+
+    def _release_running(self) -> None:
+        """Hand back what ignored its cancellation. A plain function's row stays: its thread still works on it."""
+        for attempt in self.consumers.running:
+            if attempt.started_at is not None and not attempt.ref.is_sync:
+                attempt.disowned = True
+                self.completer.submit(Released(attempt, time.monotonic() - attempt.started_at, SHUTDOWN))
+
+    async def close(self) -> None:
+        """Close every part at once, each within its bound; what does not close in time goes with the process."""
+        self.heartbeat.stop()
+        closes: list[Awaitable[Any]] = [
+            self.producer.loop.stop(0.1),
+            self._wake.close(),
+            self.completer.loop.stop(TAIL - 1),
+            self.heartbeat.wait_stopped(TAIL - 1),
+        ]
+        if self.listener is not None:
+            closes.append(self.listener.stop(TAIL - 1))
+        await all_within(TAIL - 1, *closes)
+        await all_within(0.5, self._dispatch_pool.execute(self._sql.unregister_worker, self._worker_id))
+        await all_within(0.5, self._dispatch_pool.close(), self._worker_pool.close())
+        self._dispatch_pool.terminate()
+        self._worker_pool.terminate()
+
+
+def loop_failed(name: str, error: BaseException, streak: int) -> None:
+    """Log the failure of a background loop; it goes on after a backoff."""
+    _log.warning("loop-failed", loop=name, streak=streak, error=f"{type(error).__name__}: {error}")
+
+
+async def all_within(timeout: float, *closes: Awaitable[Any]) -> None:
+    """Await all, for at most ``timeout`` seconds, logging what fails and cancelling what is late."""
+    tasks = [asyncio.ensure_future(close) for close in closes]
+    done, late = await asyncio.wait(tasks, timeout=timeout)
+    for task in late:
+        task.cancel()
+    for task in done:
+        if not task.cancelled() and task.exception() is not None:
+            _log.warning("close-failed", error=repr(task.exception()))

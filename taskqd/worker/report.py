@@ -1,0 +1,71 @@
+"""What a worker tells of itself: to probes, to its supervisor, to a scraper."""
+
+from __future__ import annotations
+
+from taskqd.health.server import Report
+from taskqd.worker.engine import Engine
+
+STALE_BEATS = 3
+"""Heartbeat intervals without a good beat after which a worker is not ready."""
+
+
+def live(phase: str) -> Report:
+    """Alive: the event loop answers. The database has no say in it."""
+    return Report(True, {"live": True, "phase": phase})
+
+
+def ready(engine: Engine | None, phase: str, heartbeat_interval: float) -> Report:
+    """Ready: running, in touch with the database, no consumer lost."""
+    if engine is None or phase != "running":
+        return Report(False, {"ready": False, "reason": f"the worker is {phase}", "phase": phase})
+    reasons = list(engine.consumers.crashed)
+    if engine.isolated:
+        reasons.append("the database does not answer; running jobs were stopped")
+    elif engine.heartbeat.age > STALE_BEATS * heartbeat_interval:
+        reasons.append(f"the last good heartbeat is {engine.heartbeat.age:.0f} s old")
+    return Report(
+        not reasons,
+        {
+            "ready": not reasons,
+            "reason": "; ".join(reasons),
+            "phase": phase,
+            "active_jobs": engine.slots.busy,
+            "listening": engine.listener is not None and engine.listener.connected,
+        },
+    )
+
+
+def beat(engine: Engine | None, phase: str, slots: int) -> dict[str, object]:
+    """The fields of a beat to the supervisor."""
+    if engine is None:
+        return {"phase": phase, "inflight": 0, "slots": slots}
+    return {
+        "phase": phase,
+        "inflight": engine.slots.busy,
+        "slots": slots,
+        "db_ok_age_ms": round(engine.heartbeat.age * 1000),
+        "claims": engine.producer.claimed,
+        "done": engine.completer.succeeded,
+        "failed": engine.completer.failed,
+    }
+
+
+def metrics(engine: Engine | None) -> str:
+    """The process's counters in the Prometheus text format."""
+    if engine is None:
+        return ""
+    values = {
+        "taskq_active_jobs": engine.slots.busy,
+        "taskq_worker_max_concurrency": engine.slots.size,
+        "taskq_worker_waiting_jobs": engine.slots.waiting,
+        "taskq_worker_jobs_claimed_total": engine.producer.claimed,
+        "taskq_worker_jobs_succeeded_total": engine.completer.succeeded,
+        "taskq_worker_jobs_failed_total": engine.completer.failed,
+        "taskq_worker_leases_lost_total": engine.completer.lost,
+        "taskq_worker_outcomes_disowned_total": engine.completer.disowned,
+    }
+    lines = []
+    for name, value in values.items():
+        lines.append(f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}")
+        lines.append(f"{name} {value}")
+    return "\n".join(lines) + "\n"

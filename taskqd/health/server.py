@@ -48,8 +48,7 @@ def check_socket_path(path: str) -> None:
     length = len(os.fsencode(path))
     if length > MAX_PATH_BYTES:
         raise ConfigError(
-            f"socket path {path!r} is {length} bytes long, the limit is {MAX_PATH_BYTES}: "
-            "use a shorter directory"
+            f"socket path {path!r} is {length} bytes long, the limit is {MAX_PATH_BYTES}: use a shorter directory"
         )
 
 

@@ -202,12 +202,9 @@ async def test_wrong_usage_is_2(tmp_path: Path) -> None:
 
 def test_the_probe_imports_next_to_nothing() -> None:
     code = (
-        "import sys; before = set(sys.modules); import taskqd.health.probe; "
-        "print(*sorted(set(sys.modules) - before))"
+        "import sys; before = set(sys.modules); import taskqd.health.probe; print(*sorted(set(sys.modules) - before))"
     )
-    output = subprocess.run(
-        [sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, timeout=30
-    )
+    output = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, timeout=30)
     allowed = {"taskqd", "taskqd.health", "taskqd.health.probe", "_socket", "os", "stat", "_stat"}
     allowed |= {"os.path", "posixpath", "genericpath", "_collections_abc", "abc", "_abc", "__future__"}
     assert set(output.stdout.split()) <= allowed

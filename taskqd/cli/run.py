@@ -1,0 +1,27 @@
+"""``taskqd run FILE``: the supervisor. Stays resident, so it loads neither click nor the settings model."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the workgroup of a file until it is told to stop, and return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="taskqd run",
+        description="Run the workgroup of a TOML file: workers and a scheduler, watched and restarted.",
+        epilog="Ends with 0 when everything stopped by itself, 3 when something had to be killed, 69 when the "
+        "database is away, 70 when a process never comes up, 75 when it runs already, the schema does not fit, or "
+        "others hold the connections, 78 when the file or the settings are refused.",
+    )
+    parser.add_argument("file", metavar="FILE", help="the workgroup file")
+    try:
+        options = parser.parse_args(argv)
+    except SystemExit as stop:  # argparse has explained itself: 0 after --help, 2 for wrong usage
+        return int(stop.code or 0)
+
+    from taskqd.supervisor.group import run_group
+
+    return asyncio.run(run_group(options.file))

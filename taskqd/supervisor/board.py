@@ -1,0 +1,161 @@
+"""What the group says about itself: the answers of its socket."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from taskqd.health.server import Report, Route
+from taskqd.supervisor.child import Child
+from taskqd.supervisor.slot import ALIVE, State
+
+_PULSE_LIMIT = 10.0
+"""Seconds without a round of the supervisor after which it does not count as alive."""
+
+
+class Board:
+    """Answers ``/startup``, ``/live``, ``/ready``, ``/status`` and ``/metrics``. Never touches the database."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self.phase = "preflight"
+        """``preflight``, ``running`` or ``stopping``."""
+        self.children: Sequence[Child] = ()
+        self.budget: dict[str, Any] = {}
+        self.came_up = False
+        """Every process was ready at the same time once."""
+        self.pulse = time.monotonic()
+        """When the supervisor made its last round."""
+        self.longest_gap = 0.0
+        """The longest time, in seconds, that the supervisor itself stood still."""
+        self.unknown_reaped: Callable[[], int] = int
+
+    def routes(self) -> dict[str, Route]:
+        """Return what the group's socket serves besides the usual."""
+        return {"/startup": self.startup, "/status": self.status}
+
+    def startup(self) -> Report:
+        """Yes once every process was ready."""
+        return self._report(self.came_up, self._waiting_for())
+
+    def live(self) -> Report:
+        """Yes while the supervisor makes its rounds, whatever its children and the database do."""
+        age = time.monotonic() - self.pulse
+        alive = self.phase == "preflight" or age < _PULSE_LIMIT
+        return self._report(alive, "ok" if alive else f"the supervisor made no round for {age:.0f} s")
+
+    def ready(self) -> Report:
+        """Yes while every process works, none is degraded, and the database answers them."""
+        reason = self._unready()
+        return self._report(not reason, reason or f"{len(self.children)}/{len(self.children)} ready")
+
+    def status(self) -> Report:
+        """Everything there is to know."""
+        now = time.monotonic()
+        reason = self._unready()
+        body = {
+            "reason": "ok",
+            "group": self._group,
+            "phase": self.phase,
+            "ready": not reason,
+            "why_not_ready": reason or None,
+            "children": [child.status(now) for child in self.children],
+            "budget": self.budget,
+        }
+        return Report(True, body)
+
+    def metrics(self) -> str:
+        """The state of the group in the Prometheus text format."""
+        now = time.monotonic()
+        lines = [
+            *_gauge("taskqd_group_ready", "1 while the group is ready.", [("", 0 if self._unready() else 1)]),
+            *self._per_child("taskqd_child_up", "1 while the process is ready.", _is_up),
+            *self._per_child("taskqd_child_degraded", "1 while it fails again and again.", _is_degraded),
+            *self._per_child("taskqd_child_restarts_total", "Restarts.", lambda c: c.slot.restarts, "counter"),
+            *self._per_child(
+                "taskqd_child_beat_age_seconds",
+                "Seconds since its last beat.",
+                lambda c: None if c.beat_at is None else round(now - c.beat_at, 3),
+            ),
+            *self._per_child(
+                "taskqd_child_loop_lag_seconds", "Lag of its event loop.", lambda c: _seconds(c, "lag_ms")
+            ),
+            *self._per_child("taskqd_child_inflight", "Jobs it runs.", lambda c: _number(c, "inflight")),
+            *self._per_child("taskqd_child_slots", "Jobs it may run at once.", lambda c: _number(c, "slots")),
+            *_gauge(
+                "taskqd_connections_budget",
+                "Database connections: needed at most, and available.",
+                [(f'{{kind="{kind}"}}', self.budget.get(kind)) for kind in ("required", "available")],
+            ),
+            *_gauge(
+                "taskqd_supervisor_longest_gap_seconds",
+                "The longest time the supervisor itself stood still.",
+                [("", round(self.longest_gap, 3))],
+            ),
+            *_gauge(
+                "taskqd_unknown_reaped_total",
+                "Ended processes that came to the supervisor as init.",
+                [("", self.unknown_reaped())],
+                "counter",
+            ),
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _report(self, ok: bool, reason: str) -> Report:
+        return Report(ok, {"reason": reason, "group": self._group, "phase": self.phase})
+
+    def _unready(self) -> str:
+        """Return why the group is not ready, or an empty string."""
+        if self.phase != "running":
+            return f"the group is in {self.phase}" if self.phase == "preflight" else "the group is stopping"
+        for child in self.children:
+            if child.slot.state is not State.READY:
+                return self._waiting_for()
+            age = child.database_age()
+            if age is not None and age > child.spec.database_stale_after:
+                return f"the database has not answered {child.name} for {age:.0f} s"
+            if child.slot.degraded:
+                return f"{child.name} failed {child.slot.unstable} times in a row"
+        return ""
+
+    def _waiting_for(self) -> str:
+        if self.phase == "preflight":
+            return "checking the workgroup and the database"
+        missing = [child for child in self.children if child.slot.state is not State.READY]
+        if not missing:
+            return "ok"
+        first = missing[0]
+        what = f"{first.name} is {first.slot.state}"
+        if first.slot.last_exit is not None and first.slot.state not in ALIVE:
+            what += f" ({first.slot.last_exit.why})"
+        return f"{len(self.children) - len(missing)}/{len(self.children)} ready: {what}"
+
+    def _per_child(
+        self, name: str, meaning: str, value: Callable[[Child], float | None], kind: str = "gauge"
+    ) -> list[str]:
+        samples = [(f'{{name="{child.spec.name}",index="{child.index}"}}', value(child)) for child in self.children]
+        return _gauge(name, meaning, samples, kind)
+
+
+def _gauge(name: str, meaning: str, samples: Iterable[tuple[str, float | None]], kind: str = "gauge") -> list[str]:
+    values = [f"{name}{labels} {value}" for labels, value in samples if value is not None]
+    return [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}", *values] if values else []
+
+
+def _is_up(child: Child) -> float:
+    return int(child.slot.state is State.READY)
+
+
+def _is_degraded(child: Child) -> float:
+    return int(child.slot.degraded)
+
+
+def _number(child: Child, key: str) -> float | None:
+    value = child.beat.get(key)
+    return value if isinstance(value, int | float) else None
+
+
+def _seconds(child: Child, key: str) -> float | None:
+    value = _number(child, key)
+    return None if value is None else value / 1000

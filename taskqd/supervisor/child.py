@@ -1,0 +1,159 @@
+"""The supervisor's view of one process: its slot, its link, what it last said."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+from taskqd.health.control import PROTOCOL_VERSION
+from taskqd.health.lines import LineProtocol, Message
+from taskqd.supervisor.events import Beat, Broken, Event, Progress, Ready
+from taskqd.supervisor.plan import ChildSpec
+from taskqd.supervisor.reaper import kill_group
+from taskqd.supervisor.slot import Slot, Timing
+from taskqd.supervisor.spawn import NewProcess
+from taskqd.supervisor.stopping import Deadlines
+
+_DUMP_LIMIT = 64 * 1024
+
+
+class Child:
+    """One slot of the group and the process in it, if any. ``on_event`` is given what the process says."""
+
+    def __init__(self, spec: ChildSpec, index: int, timing: Timing, on_event: Callable[[Child, Event], None]) -> None:
+        self.spec = spec
+        self.index = index
+        self.slot = Slot(f"{spec.name}.{index}", timing)
+        self.deadlines: Deadlines | None = None
+        """What it was told when it was asked to stop."""
+        self.beat: Message = {}
+        """Its last beat."""
+        self.beat_at: float | None = None
+        self._said = ""
+        self._left = ""
+        self._on_event = on_event
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lines: LineProtocol | None = None
+        self._dump: int | None = None
+
+    @property
+    def name(self) -> str:
+        """``worker-name.index``."""
+        return self.slot.name
+
+    async def adopt(self, new: NewProcess) -> None:
+        """Take over the process that was just made for this slot. It may end while this connects its link."""
+        self._process, self._dump = new.process, new.dump
+        self.beat, self.beat_at, self._said, self._left = {}, None, "", ""
+        self._lines = lines = LineProtocol(self._receive, self._link_lost)
+        await asyncio.get_running_loop().create_unix_connection(lambda: lines, sock=new.link)
+
+    def bury(self, code: int) -> None:
+        """Forget the process, which ended with ``code``."""
+        self._left = self.read_dump()
+        if self._process is not None:
+            self._process.returncode = code  # it was waited for elsewhere; Popen must not try
+            self._process = None
+        if self._lines is not None:
+            self._lines.close()
+            self._lines = None
+        if self._dump is not None:
+            os.close(self._dump)
+            self._dump = None
+
+    @property
+    def said_goodbye(self) -> bool:
+        """It had told that it would end."""
+        return bool(self._said)
+
+    def last_words(self) -> dict[str, str | None]:
+        """Return why the process said it would end, and the stacks or the traceback that it left."""
+        return {"said": self._said or None, "left": self._left or None}
+
+    def read_dump(self) -> str:
+        """Return the stacks that the process has written since the last call, and empty the file."""
+        if self._dump is None or not os.fstat(self._dump).st_size:
+            return ""
+        text = os.pread(self._dump, _DUMP_LIMIT, 0)
+        os.ftruncate(self._dump, 0)
+        return text.decode("utf-8", "backslashreplace").strip()
+
+    def ask_to_drain(self, reason: str) -> None:
+        """Send the deadlines over the link.
+
+        SIGTERM only where nobody reads the link yet or any more: sent beside the message it may arrive when
+        the process has drained already and no longer handles it, and what ended well would look killed.
+        """
+        times = self.deadlines
+        if times is None:
+            return
+        told = self._lines is not None and self._lines.send(
+            {
+                "op": "drain",
+                "cancel_ns": int(times.cancel * 1e9),
+                "force_ns": int(times.force * 1e9),
+                "deadline_ns": int(times.gone * 1e9),
+                "reason": reason,
+            }
+        )
+        if not told or self.slot.ready_at is None:
+            self.send_signal(signal.SIGTERM)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process; SIGKILL to its whole group."""
+        pid = self.slot.pid
+        if pid is None:
+            return
+        if number is signal.SIGKILL:
+            kill_group(pid)
+        else:
+            os.kill(pid, number)  # not reaped yet, so the number is still this process's
+
+    def database_age(self) -> float | None:
+        """Return the seconds since the database last answered it, or None when it did not say."""
+        age = self.beat.get("db_ok_age_ms")
+        return age / 1000 if isinstance(age, int | float) else None
+
+    def status(self, now: float) -> dict[str, Any]:
+        """Return what a person wants to know about this process."""
+        slot = self.slot
+        end = slot.last_exit
+        return {
+            "name": self.name,
+            "role": self.spec.role,
+            "state": str(slot.state),
+            "for_s": round(now - slot.since, 1),
+            "pid": slot.pid,
+            "restarts": slot.restarts,
+            "degraded": slot.degraded,
+            "last_exit": None if end is None else {"code": end.code, "class": str(end.kind), "why": end.why},
+            "beat_age_s": None if self.beat_at is None else round(now - self.beat_at, 1),
+            "beat": {key: value for key, value in self.beat.items() if key != "op"},
+        }
+
+    def _receive(self, message: Message) -> None:
+        match message["op"]:
+            case "beat":
+                self.beat, self.beat_at = message, time.monotonic()
+                self._on_event(self, Beat())
+            case "ready":
+                self._on_event(self, Ready())
+            case "boot":
+                self._on_event(self, Progress())
+            case "bye":
+                self._said = str(message.get("reason", ""))[:500]
+            case "hello" if message.get("v") != PROTOCOL_VERSION:
+                self._on_event(self, Broken(f"it speaks version {message.get('v')!r} of the control protocol"))
+            case _:
+                pass  # a newer child may say more than this version knows
+
+    def _link_lost(self, reason: str) -> None:
+        # Usually the process has ended, which the reaper tells. Garbage means that it cannot be watched any
+        # more.
+        if reason != "closed" and self.slot.pid is not None:
+            self._on_event(self, Broken(f"its control link broke: {reason}"))

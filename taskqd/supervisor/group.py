@@ -1,0 +1,148 @@
+"""``taskqd run``: one workgroup from its file to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+
+from taskqd.domain.exit_codes import ExitCode
+from taskqd.health.server import HealthServer
+from taskqd.supervisor.board import Board
+from taskqd.supervisor.consult import consult
+from taskqd.supervisor.journal import Journal
+from taskqd.supervisor.monitor import Command, Monitor
+from taskqd.supervisor.plan import Plan
+from taskqd.supervisor.reaper import Reaper
+from taskqd.supervisor.runtime import GroupFiles, choose_directory
+from taskqd.supervisor.spawn import child_command
+from taskqd.supervisor.workgroup import SCHEDULER, Workgroup, WorkgroupError, load_workgroup
+
+
+async def run_group(
+    file: str,
+    *,
+    environ: Mapping[str, str] | None = None,
+    command: Command = child_command,
+    journal: Journal | None = None,
+) -> int:
+    """Run the workgroup of ``file`` until it is told to stop, and return the exit code.
+
+    ``command`` makes a child's command line. Raises ``TaskQError`` when the group cannot start: the file is
+    refused (78), it runs already (75), the database is away (69) or not migrated (75), or the budget does not
+    fit (78, 75).
+    """
+    environ = os.environ if environ is None else environ
+    reaper, stop_signals = Reaper(), _StopSignals()
+    stop_signals.install()
+    reaper.start()
+    try:
+        workgroup, problems = load_workgroup(file)
+        if problems:
+            # The preflight knows the settings too: it finds these problems and any other in one pass.
+            await consult([file, "--for", "check"], reaper=reaper, environ=environ, on_warning=_warn)
+            raise WorkgroupError(problems)
+        group = workgroup.supervisor.name
+        files = GroupFiles(choose_directory(workgroup.supervisor.runtime_dir), group)
+        files.check_paths(_slots(workgroup))
+        files.acquire()
+        try:
+            board = Board(group)
+            log = (journal or Journal()).bind(group=group)
+            server = HealthServer(
+                files.socket, live=board.live, ready=board.ready, metrics=board.metrics, routes=board.routes()
+            )
+            await server.start()
+            try:
+                plan = await _preflight(file, reaper, environ, stop_signals, log)
+                if plan is None:
+                    return ExitCode.DONE
+                monitor = Monitor(
+                    plan,
+                    files=files,
+                    board=board,
+                    journal=log,
+                    reaper=reaper,
+                    environ=environ,
+                    command=command,
+                )
+                stop_signals.listener = monitor.stop
+                return await monitor.run()
+            finally:
+                await server.stop()
+        finally:
+            files.release()
+    finally:
+        reaper.stop()
+
+
+async def _preflight(
+    file: str, reaper: Reaper, environ: Mapping[str, str], stop_signals: _StopSignals, log: Journal
+) -> Plan | None:
+    """Return the plan, or None when the group was told to stop before there was one."""
+    log.tell("preflight")
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(None) as scope:
+            stop_signals.listener = lambda _reason: scope.reschedule(loop.time())
+            return await consult(
+                [file, "--for", "run"],
+                reaper=reaper,
+                environ=environ,
+                on_warning=lambda text: log.tell("preflight-warning", "warning", why=text),
+            )
+    except TimeoutError:
+        log.tell("shutdown-complete", exit_code=int(ExitCode.DONE), why="told to stop before the start")
+        return None
+
+
+class _StopSignals:
+    """SIGTERM and SIGINT, from the first moment on. Each one is passed to the ``listener``."""
+
+    def __init__(self) -> None:
+        self._listener: Callable[[str], None] | None = None
+        self._early: list[str] = []
+
+    def install(self) -> None:
+        """Handle them on the running loop."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._arrived, number.name)
+        loop.add_signal_handler(signal.SIGHUP, self._hung_up)
+
+    @property
+    def listener(self) -> Callable[[str], None] | None:
+        """Who is told; what arrived before there was anybody is told at once."""
+        return self._listener
+
+    @listener.setter
+    def listener(self, listener: Callable[[str], None]) -> None:
+        self._listener = listener
+        early, self._early = self._early, []
+        for reason in early:
+            listener(reason)
+
+    def _arrived(self, reason: str) -> None:
+        if self._listener is None:
+            self._early.append(reason)
+        else:
+            self._listener(reason)
+
+    def _hung_up(self) -> None:
+        # A closed terminal ends what it started. Without one the signal asks for something that is read at
+        # boot only.
+        if os.isatty(0):
+            self._arrived("SIGHUP")
+        else:
+            Journal().tell("sighup-ignored", "warning", why="settings are read at boot: restart to change them")
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
+def _slots(workgroup: Workgroup) -> list[tuple[str, int]]:
+    workers = [(worker.name, index) for worker in workgroup.workers for index in range(worker.replicas)]
+    return [(SCHEDULER, 0), *workers]

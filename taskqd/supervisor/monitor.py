@@ -1,0 +1,260 @@
+"""The running group: starts, watches, restarts and stops its processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+
+from taskqd.domain.exit_codes import ExitCode
+from taskqd.supervisor.board import Board
+from taskqd.supervisor.child import Child
+from taskqd.supervisor.events import (
+    AskToDrain,
+    Beat,
+    Due,
+    Effect,
+    EndGroup,
+    Event,
+    Exited,
+    Kill,
+    Ready,
+    Rearm,
+    Send,
+    Spawned,
+    SpawnFailed,
+    Start,
+    Stop,
+    Tell,
+)
+from taskqd.supervisor.journal import Journal
+from taskqd.supervisor.plan import ChildSpec, Plan
+from taskqd.supervisor.reaper import Reaper
+from taskqd.supervisor.runtime import GroupFiles
+from taskqd.supervisor.slot import ALIVE, State
+from taskqd.supervisor.spawn import base_environment, child_command, child_environment, spawn
+from taskqd.supervisor.state import step
+from taskqd.supervisor.stopping import deadlines, hurry, last_moment
+
+ROUND = 0.5
+"""The longest time between two rounds, in seconds."""
+
+_GAP = 1.0
+"""A round that comes this much too late, in seconds, means that the machine or the supervisor stood still."""
+
+Command = Callable[[ChildSpec], list[str]]
+
+
+class Monitor:
+    """Runs the processes of ``plan`` until :meth:`stop` is called or the group cannot go on."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        files: GroupFiles,
+        board: Board,
+        journal: Journal,
+        reaper: Reaper,
+        environ: Mapping[str, str],
+        command: Command = child_command,
+    ) -> None:
+        self._plan = plan
+        self._files = files
+        self._board = board
+        self._journal = journal
+        self._reaper = reaper
+        self._command = command
+        self._base = base_environment(environ, plan.app_dir)
+        self._instance = str(uuid.uuid4())
+        self._children = [
+            Child(spec, index, plan.timing, self._apply) for spec in plan.children for index in range(spec.replicas)
+        ]
+        self._came_up: set[str] = set()
+        self._wake = asyncio.Event()
+        self._stop_requests: list[str] = []
+        self._stops_done = 0
+        self._last_moment: float | None = None
+        self._failure: ExitCode | None = None
+
+    async def run(self) -> int:
+        """Run the group and return the exit code of the supervisor."""
+        self._board.children, self._board.budget = self._children, self._plan.budget
+        self._board.unknown_reaped = lambda: self._reaper.unknown
+        self._board.phase = "running"
+        self._journal.tell("workgroup.start", children=len(self._children), grace_s=self._plan.grace)
+        for child in self._children:
+            self._apply(child, Start())
+        last = time.monotonic()
+        while not self._finished():
+            self._wake.clear()
+            now = self._board.pulse = time.monotonic()
+            self._notice_gap(now - last)
+            last = now
+            self._stop_if_hopeless()
+            self._take_stop_requests(now)
+            for child in self._children:
+                if child.slot.deadline is not None and child.slot.deadline <= now:
+                    self._apply(child, Due())
+                self._tell_dump(child)
+            for child in self._next_to_spawn():
+                await self._spawn(child)
+            await self._pause()
+        return self._result()
+
+    def stop(self, reason: str) -> None:
+        """Ask all processes to end. A second call cancels what still runs, a third kills it."""
+        self._stop_requests.append(reason)
+        self._wake.set()
+
+    # -- rounds -----------------------------------------------------------------------------------
+
+    async def _pause(self) -> None:
+        now = time.monotonic()
+        due = [child.slot.deadline for child in self._children if child.slot.deadline is not None]
+        if self._last_moment is not None:
+            due.append(self._last_moment)
+        wait = max(0.0, min(ROUND, min(due, default=now + ROUND) - now))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait):
+                await self._wake.wait()
+
+    def _notice_gap(self, gap: float) -> None:
+        self._board.longest_gap = max(self._board.longest_gap, gap)
+        if gap > ROUND + _GAP:
+            self._journal.tell("standstill", "warning", gap_s=round(gap, 1))
+            for child in self._children:
+                self._apply(child, Rearm(gap))
+
+    def _finished(self) -> bool:
+        if not self._stops_done:
+            return False
+        over = self._last_moment is not None and time.monotonic() >= self._last_moment
+        return over or not {child.slot.state for child in self._children} & (ALIVE - {State.LOST})
+
+    def _stop_if_hopeless(self) -> None:
+        """End a group whose workers are all given up: it would only pretend to be there."""
+        workers = [child for child in self._children if child.spec.role == "worker"]
+        if self._failure is None and all(child.slot.state is State.FATAL for child in workers):
+            self._failure = ExitCode.REFUSED
+            self.stop("no worker is left that could be restarted")
+
+    def _result(self) -> int:
+        killed = [child.name for child in self._children if child.slot.unclean or child.slot.state in ALIVE]
+        code = self._failure if self._failure is not None else ExitCode.KILLED if killed else ExitCode.DONE
+        self._journal.tell("shutdown-complete", exit_code=int(code), not_clean=killed or None)
+        return int(code)
+
+    # -- coming up --------------------------------------------------------------------------------
+
+    def _next_to_spawn(self) -> Iterator[Child]:
+        """Yield what may start now: boots compete for CPU, so only so many workers at a time."""
+        booting = sum(child.slot.state is State.BOOTING for child in self._children if child.spec.role == "worker")
+        for child in self._children:
+            if child.slot.state is not State.SPAWNING:
+                continue
+            if child.spec.role == "worker":
+                if booting >= self._plan.max_booting:
+                    continue
+                booting += 1
+            yield child
+
+    async def _spawn(self, child: Child) -> None:
+        socket = self._files.child_socket(child.spec.name, child.index)
+        environment = child_environment(
+            self._base,
+            child.spec,
+            child.index,
+            group=self._plan.group,
+            instance=self._instance,
+            health_socket=socket,
+        )
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(socket)  # of a predecessor that was killed
+        try:
+            new = spawn(self._command(child.spec), environment)
+        except OSError as error:
+            self._apply(child, SpawnFailed(error.strerror or str(error), _jitter()))
+            return
+        self._reaper.watch(new.process.pid, lambda code: self._exited(child, code))
+        self._apply(child, Spawned(new.process.pid))
+        await child.adopt(new)
+
+    # -- stopping ---------------------------------------------------------------------------------
+
+    def _take_stop_requests(self, now: float) -> None:
+        while self._stops_done < len(self._stop_requests):
+            reason = self._stop_requests[self._stops_done]
+            self._stops_done += 1
+            if self._stops_done == 1:
+                self._begin_stop(reason, now)
+            elif self._stops_done == 2:
+                self._hurry_stop(reason, now)
+            else:
+                self._journal.tell("shutdown-kill", "warning", reason=reason)
+                for child in self._children:
+                    self._apply(child, Kill(f"third request to stop: {reason}"))
+
+    def _begin_stop(self, reason: str, now: float) -> None:
+        self._board.phase = "stopping"
+        self._last_moment = last_moment(now, self._plan.grace)
+        self._journal.tell("shutdown-begin", reason=reason, within_s=round(self._last_moment - now, 2))
+        for child in self._children:
+            child.deadlines = deadlines(now, self._plan.grace, child.spec.graces)
+            self._apply(child, Stop(child.deadlines.kill))
+
+    def _hurry_stop(self, reason: str, now: float) -> None:
+        self._journal.tell("shutdown-hurry", "warning", reason=reason)
+        for child in self._children:
+            if child.deadlines is not None:
+                child.deadlines = hurry(now, child.deadlines, child.spec.graces)
+                self._apply(child, Stop(child.deadlines.kill))
+
+    # -- events and what follows from them --------------------------------------------------------
+
+    def _apply(self, child: Child, event: Event) -> None:
+        before = child.slot.state
+        child.slot, effects = step(child.slot, event, time.monotonic())
+        for effect in effects:
+            self._perform(child, effect)
+        if isinstance(event, Ready):
+            self._came_up.add(child.spec.name)
+            ready = [other.slot.state is State.READY for other in self._children]
+            self._board.came_up = self._board.came_up or all(ready)
+        if isinstance(event, Beat) and "error" in child.beat:
+            self._journal.tell("beat-error", "warning", child=child.name, error=child.beat["error"])
+        if child.slot.state is not before:
+            self._wake.set()
+
+    def _perform(self, child: Child, effect: Effect) -> None:
+        match effect:
+            case Send(number):
+                child.send_signal(number)
+            case AskToDrain():
+                child.ask_to_drain("shutdown")
+            case Tell("child-exit", level, fields):
+                self._journal.tell("child-exit", level, child=child.name, **fields, **child.last_words())
+            case Tell(event, level, fields):
+                self._journal.tell(event, level, child=child.name, **fields)
+            case EndGroup(code, why):
+                if self._failure is None:
+                    self._failure = code
+                    self.stop(f"{child.name} {why}")
+
+    def _exited(self, child: Child, code: int) -> None:
+        child.bury(code)
+        came_up = child.spec.name in self._came_up
+        self._apply(child, Exited(code, came_up, child.said_goodbye, _jitter()))
+
+    def _tell_dump(self, child: Child) -> None:
+        stacks = child.read_dump()
+        if stacks:
+            self._journal.tell("stacks", "warning", child=child.name, pid=child.slot.pid, stacks=stacks)
+
+
+def _jitter() -> float:
+    return random.uniform(0.8, 1.2)

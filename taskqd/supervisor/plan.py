@@ -1,0 +1,58 @@
+"""What a workgroup comes to once everything is resolved: the answer of the preflight to the supervisor."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from taskqd.supervisor.restart import RestartRule
+from taskqd.supervisor.slot import Timing
+from taskqd.supervisor.stopping import Graces
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """One kind of process, ``replicas`` times. ``settings`` are the file's values; secrets are never among them."""
+
+    name: str
+    role: str
+    arguments: tuple[str, ...]
+    """What follows ``python -m taskqd``."""
+    replicas: int = 1
+    settings: dict[str, Any] = field(default_factory=dict)
+    graces: Graces = field(default_factory=lambda: Graces(30.0, 10.0))
+    database_stale_after: float = 60.0
+    """Seconds without a good answer of the database after which the process does not count as ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything the supervisor needs to know. ``grace`` is the platform's, in seconds."""
+
+    group: str
+    children: tuple[ChildSpec, ...]
+    grace: float = 85.0
+    timing: Timing = field(default_factory=Timing)
+    max_booting: int = 2
+    app_dir: str | None = None
+    budget: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Plan:
+        """Return the plan that :meth:`to_json` wrote."""
+        timing = dict(data["timing"])
+        children = [
+            ChildSpec(**{**child, "arguments": tuple(child["arguments"]), "graces": Graces(**child["graces"])})
+            for child in data["children"]
+        ]
+        return cls(
+            **{
+                **data,
+                "children": tuple(children),
+                "timing": Timing(**{**timing, "restart": RestartRule(**timing["restart"])}),
+            }
+        )

@@ -1,0 +1,230 @@
+"""The short-lived child that does what the supervisor must not: settings, actors, database, budget.
+
+``python -P -m taskqd.supervisor.preflight FILE --for run|check|budget``. Messages go over the control link:
+``step`` (what happens next, and how long it may take), ``warning``, and at the end ``plan`` or ``error``.
+Whatever the application's modules print goes to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+
+from taskqd.health.child import arm
+from taskqd.health.lines import encode
+
+_IMPORT_TIMEOUT = 120.0
+_DATABASE_MARGIN = 30.0
+_QUERY_TIMEOUT = 10.0
+_LOOK_TIMEOUT = 5.0
+
+
+class _Link:
+    """Sends messages to the supervisor; a blocking socket, as nothing else goes on here."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_inheritable(fd, False)
+        self._socket = socket.socket(fileno=fd)
+        self._socket.setblocking(True)
+
+    def send(self, message: Mapping[str, object]) -> None:
+        self._socket.sendall(encode(message))
+
+    def step(self, text: str, within: float) -> None:
+        """Announce what comes next and the seconds it may take at most."""
+        self.send({"op": "step", "text": text, "within": within})
+
+    def warn(self, text: str) -> None:
+        self.send({"op": "warning", "text": text})
+
+
+def main(argv: Sequence[str]) -> int:
+    """Answer over the link and return the exit code of the answer."""
+    arm()
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    link = _Link(int(os.environ.pop("TASKQD_CONTROL_FD")))
+    options = _parse(argv)
+
+    from taskqd.domain.errors import TaskQError
+    from taskqd.domain.exit_codes import ExitCode
+
+    try:
+        link.send({"op": "plan", **_answer(options, link)})
+    except TaskQError as error:
+        link.send({"op": "error", "message": str(error), "exit_code": int(error.exit_code)})
+        return error.exit_code
+    except Exception as error:
+        traceback.print_exception(error)
+        text = f"the check before the start failed: {type(error).__name__}: {error}"
+        link.send({"op": "error", "message": text, "exit_code": int(ExitCode.INTERNAL)})
+        return ExitCode.INTERNAL
+    return ExitCode.DONE
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="preflight")
+    parser.add_argument("file")
+    parser.add_argument("--for", dest="purpose", choices=("run", "check", "budget"), required=True)
+    parser.add_argument("--offline", action="store_true")
+    parser.add_argument("--max-connections", type=int)
+    return parser.parse_args(argv)
+
+
+def _answer(options: argparse.Namespace, link: _Link) -> dict[str, object]:
+    from dataclasses import replace
+
+    from taskqd.domain.errors import BudgetExceededError
+    from taskqd.domain.exit_codes import ExitCode
+    from taskqd.storage.connect import describe_dsn
+    from taskqd.supervisor.fleet import Fit, Limits, describe_fleet, explain_misfit, judge_fleet
+    from taskqd.supervisor.resolve import resolve
+
+    found = resolve(options.file)
+    for warning in found.warnings:
+        link.warn(warning)
+    if options.purpose in ("run", "check"):
+        _load_actors(found.actors, found.workgroup.app_dir, link)
+
+    limits = None
+    if options.max_connections is not None:
+        limits = Limits(options.max_connections)
+    elif options.purpose == "run":
+        limits = asyncio.run(_check_database(found.settings, found.plan.group, link))
+    elif options.purpose == "budget" and not options.offline:
+        limits = asyncio.run(_look_at_limits(found.settings, found.plan.group, link))
+
+    verdict = judge_fleet(found.fleet, limits)
+    if limits is not None and verdict.fit in (Fit.NEVER, Fit.CROWDED):
+        message = explain_misfit(found.fleet, limits, verdict)
+        if options.purpose == "run" and found.workgroup.budget.enforce:
+            code = ExitCode.REFUSED if verdict.fit is Fit.NEVER else ExitCode.TRY_AGAIN
+            raise BudgetExceededError(f'{message} ([budget] enforce = "warn" runs anyway)', code)
+        link.warn(message)
+    budget = {
+        "group": found.plan.group,
+        "schema": found.settings.schema_name,
+        "database": describe_dsn(found.settings.direct_dsn()),
+        "enforce": "enforce" if found.workgroup.budget.enforce else "warn",
+        **describe_fleet(found.fleet, limits, verdict),
+    }
+    return {"plan": replace(found.plan, budget=budget).to_json()}
+
+
+def _load_actors(references: Sequence[str], app_dir: str | None, link: _Link) -> None:
+    """Import every registry, as the workers will. An error inside one is shown with its traceback, once."""
+    from taskqd.actors.registry import load_registry
+    from taskqd.domain.errors import RegistryError
+
+    if app_dir is not None and app_dir not in sys.path:
+        sys.path.insert(0, app_dir)
+    for reference in references:
+        link.step(f"importing {reference}", _IMPORT_TIMEOUT)
+        try:
+            load_registry(reference)
+        except RegistryError as error:
+            if error.__cause__ is not None:
+                traceback.print_exception(error.__cause__)
+            raise
+        except SystemExit as error:
+            raise RegistryError(f"actors = {reference!r} ends the process on import: {error!r}") from error
+
+
+async def _check_database(settings: Settings, group: str, link: _Link) -> Limits:
+    """Wait for the database, check its schema, and return what it grants."""
+    from taskqd.domain.errors import DatabaseUnavailableError
+    from taskqd.storage.connect import connect_with_retry
+    from taskqd.storage.migrate import check_schema
+
+    timeout = settings.database_boot_timeout
+    link.step("connecting to the database", timeout + _DATABASE_MARGIN)
+    told: list[str] = []
+
+    def tell(why: str, _pause: float) -> None:
+        if why not in told[-1:]:
+            told.append(why)
+            link.warn(f"waiting up to {timeout:g} s: {why}")
+
+    try:
+        conn = await connect_with_retry(
+            settings.direct_dsn(),
+            role="preflight",
+            schema=settings.schema_name,
+            group=group,
+            boot_timeout=timeout,
+            command_timeout=_QUERY_TIMEOUT,
+            on_retry=tell,
+        )
+    except DatabaseUnavailableError as error:
+        _raise_if_full(error)
+        raise
+    try:
+        await check_schema(conn, settings.schema_name)
+        return await _limits(conn, settings, group)
+    finally:
+        await conn.close(timeout=_LOOK_TIMEOUT)
+
+
+async def _look_at_limits(settings: Settings, group: str, link: _Link) -> Limits | None:
+    """Return what the database grants, or None with a warning when it cannot be reached."""
+    from taskqd.domain.errors import DatabaseUnavailableError
+    from taskqd.storage.connect import connect
+
+    link.step("asking the database for its limits", _LOOK_TIMEOUT + _DATABASE_MARGIN)
+    try:
+        conn = await connect(
+            settings.direct_dsn(),
+            role="preflight",
+            schema=settings.schema_name,
+            group=group,
+            timeout=_LOOK_TIMEOUT,
+            command_timeout=_QUERY_TIMEOUT,
+        )
+    except DatabaseUnavailableError as error:
+        link.warn(f"not compared with the server: {error}")
+        return None
+    try:
+        return await _limits(conn, settings, group)
+    finally:
+        await conn.close(timeout=_LOOK_TIMEOUT)
+
+
+async def _limits(conn: asyncpg.Connection, settings: Settings, group: str) -> Limits:
+    from taskqd.storage.limits import read_connection_limits
+    from taskqd.supervisor.fleet import Limits
+
+    found = await read_connection_limits(conn, settings.schema_name, group)
+    return Limits(found.max_connections, found.superuser_reserved, found.reserved, found.others)
+
+
+def _raise_if_full(error: BaseException) -> None:
+    """Raise the error of a crowded server when that is what kept us from connecting."""
+    import asyncpg
+
+    from taskqd.domain.errors import BudgetExceededError
+    from taskqd.domain.exit_codes import ExitCode
+
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, asyncpg.TooManyConnectionsError):
+            raise BudgetExceededError(f"every connection of the server is taken: {error}", ExitCode.TRY_AGAIN) from None
+        cause = cause.__context__
+
+
+TYPE_CHECKING = False  # as type checkers read it: what is imported above must stay light
+if TYPE_CHECKING:
+    import asyncpg
+
+    from taskqd.settings import Settings
+    from taskqd.supervisor.fleet import Limits
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    # Not by returning: threads that an application's modules started must not hold the start up.
+    os._exit(code)

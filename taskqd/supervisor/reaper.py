@@ -1,0 +1,71 @@
+"""The only place that waits for processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+
+_SWEEP_INTERVAL = 5.0
+
+
+class Reaper:
+    """Calls back when a watched process has ended, and buries every other one that this process inherits.
+
+    Before an ended process is buried, what is left of its group is killed: until then the zombie keeps its
+    pid, so that no other group can carry that number.
+    """
+
+    def __init__(self) -> None:
+        self._watched: dict[int, Callable[[int], None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self.unknown = 0
+        """Ended processes that nobody watched: grandchildren that came to this process as init."""
+
+    def start(self) -> None:
+        """Begin on the running loop: at each SIGCHLD, and now and then in case one was lost."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self.sweep)
+        self._again()
+
+    def stop(self) -> None:
+        """Wait for nothing more."""
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def watch(self, pid: int, on_exit: Callable[[int], None]) -> None:
+        """Call ``on_exit(code)`` once when the child ``pid`` has ended; the code is negative for a signal."""
+        self._watched[pid] = on_exit
+
+    def sweep(self) -> None:
+        """Bury everything that has ended by now."""
+        while (pid := _next_ended()) is not None:
+            on_exit = self._watched.pop(pid, None)
+            if on_exit is None:
+                self.unknown += 1
+            else:
+                kill_group(pid)
+            _, status = os.waitpid(pid, 0)
+            if on_exit is not None:
+                on_exit(os.waitstatus_to_exitcode(status))
+
+    def _again(self) -> None:
+        self.sweep()
+        self._timer = asyncio.get_running_loop().call_later(_SWEEP_INTERVAL, self._again)
+
+
+def kill_group(pid: int) -> None:
+    """Send SIGKILL to the whole process group that ``pid`` leads."""
+    # Nobody may be left in it, or only what changed its user and is no longer ours to kill.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _next_ended() -> int | None:
+    try:
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return None if found is None else found.si_pid

@@ -1,0 +1,129 @@
+"""Where a group lives in the file system: its directory, its lock, its sockets."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Iterable
+
+from taskqd.domain.errors import ConfigError, TaskQError
+from taskqd.domain.exit_codes import ExitCode
+from taskqd.health.probe import runtime_directories
+from taskqd.health.server import check_socket_path
+
+_ATTEMPTS = 100
+
+
+class AlreadyRunningError(TaskQError):
+    """Another supervisor runs this group."""
+
+    exit_code = ExitCode.TRY_AGAIN
+
+
+class GroupFiles:
+    """The files of one group. Nobody else has them while the lock is held.
+
+    A lock, not a pid file: the kernel gives it back however its holder ends, and a pid may be anybody's
+    later.
+    """
+
+    def __init__(self, directory: str, group: str) -> None:
+        self._group = group
+        self._lock_path = os.path.join(directory, f"{group}.lock")
+        self._lock: int | None = None
+        self._children = os.path.join(directory, group)
+        self.socket = os.path.join(directory, f"{group}.sock")
+        """The group's own socket."""
+
+    def child_socket(self, name: str, index: int) -> str:
+        """Return the health socket of one child."""
+        return os.path.join(self._children, f"{name}.{index}.sock")
+
+    def check_paths(self, slots: Iterable[tuple[str, int]]) -> None:
+        """Raise ``ConfigError`` when a socket's path would be longer than the kernel allows."""
+        for path in (self.socket, *(self.child_socket(name, index) for name, index in slots)):
+            check_socket_path(path)
+
+    def acquire(self) -> None:
+        """Take the lock. Raises ``AlreadyRunningError`` that names the holder."""
+        for _ in range(_ATTEMPTS):
+            lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.read(lock, 32).decode("ascii", "replace").strip()
+                os.close(lock)
+                who = f"process {holder}" if holder else "another process"
+                raise AlreadyRunningError(
+                    f"workgroup {self._group!r} is already running: {who} holds {self._lock_path}"
+                ) from None
+            if self._is_current(lock):
+                self._keep(lock)
+                return
+            os.close(lock)  # its holder removed the file between our open and our lock
+        raise AlreadyRunningError(f"workgroup {self._group!r}: {self._lock_path} changes hands all the time")
+
+    def release(self) -> None:
+        """Remove what belongs to the group and give the lock back. Safe to call without holding it."""
+        if self._lock is None:
+            return
+        for name in os.listdir(self._children):
+            os.unlink(os.path.join(self._children, name))
+        os.rmdir(self._children)
+        os.unlink(self._lock_path)
+        os.close(self._lock)
+        self._lock = None
+
+    def _is_current(self, lock: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(lock), os.stat(self._lock_path))
+        except FileNotFoundError:
+            return False
+
+    def _keep(self, lock: int) -> None:
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        os.makedirs(self._children, mode=0o700, exist_ok=True)
+        self._lock = lock
+
+
+def choose_directory(wanted: str | None) -> str:
+    """Return a usable runtime directory, made if need be: ``wanted``, else the first good standard one.
+
+    Raises ``ConfigError`` that says what is wrong with it, or with each.
+    """
+    if wanted is not None:
+        path = os.path.abspath(wanted)
+        fault = _fault(path, make_parents=True)
+        if fault:
+            raise ConfigError(f"[supervisor] runtime_dir = {wanted!r}: {fault}")
+        return path
+    faults = []
+    for path in runtime_directories():
+        fault = _fault(path, make_parents=False)
+        if not fault:
+            return path
+        faults.append(f"{path}: {fault}")
+    raise ConfigError("no usable runtime directory, set [supervisor] runtime_dir: " + "; ".join(faults))
+
+
+def _fault(path: str, *, make_parents: bool) -> str:
+    """Return why ``path`` cannot be used, or an empty string."""
+    try:
+        if make_parents:
+            os.makedirs(path, mode=0o700, exist_ok=True)
+        elif not os.path.lexists(path):
+            os.mkdir(path, 0o700)
+        found = os.lstat(path)
+    except OSError as error:
+        return f"cannot be made: {error.strerror or error}"
+    # A directory that anybody may make beforehand, as in /tmp, must be shown to be ours alone.
+    shared = os.stat(os.path.dirname(path)).st_mode & stat.S_IWOTH
+    if shared and (stat.S_ISLNK(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077):
+        return "must be a directory of this user with mode 0700, as its parent is writable by others"
+    if not os.path.isdir(path):
+        return "is not a directory"
+    if not os.access(path, os.W_OK | os.X_OK):
+        return "is not writable"
+    return ""

@@ -1,0 +1,83 @@
+"""One place for one process: the states it may be in, its limits, and what is remembered of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from taskqd.supervisor.exits import Exit
+from taskqd.supervisor.restart import RestartRule
+
+
+class State(StrEnum):
+    """Where a slot is. ``deadline`` of the slot means something else in each."""
+
+    DOWN = "down"
+    """Nothing runs and nothing will."""
+    SPAWNING = "spawning"
+    """Waits for its turn to be started."""
+    BOOTING = "booting"
+    """Runs, not ready yet; deadline: killed then."""
+    READY = "ready"
+    """Does its work; deadline: stalled then, each beat moves it."""
+    STALLED = "stalled"
+    """Sends no beats; deadline: killed then."""
+    DRAINING = "draining"
+    """Was asked to stop; deadline: killed then."""
+    KILLING = "killing"
+    """Was sent a deadly signal; deadline: a deadlier one, or lost."""
+    BACKOFF = "backoff"
+    """Ended; deadline: started again then."""
+    FATAL = "fatal"
+    """Given up; only an operator starts it again."""
+    LOST = "lost"
+    """SIGKILL did not end it; its slot stays taken."""
+
+
+ALIVE = frozenset(
+    {State.BOOTING, State.READY, State.STALLED, State.DRAINING, State.KILLING, State.LOST},
+)
+"""The states in which a process exists."""
+
+RUNNING = frozenset({State.BOOTING, State.READY, State.STALLED})
+"""The states in which a process exists and is meant to go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The limits of a slot, in seconds."""
+
+    boot_timeout: float = 60.0
+    boot_limit: float = 300.0
+    """The most that a boot may take, whatever progress it reports."""
+    stall_after: float = 3.0
+    hang_kill_after: float = 30.0
+    restart: RestartRule = field(default_factory=RestartRule)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One place for one process. ``since`` and every other time is monotonic, in seconds."""
+
+    name: str
+    timing: Timing = field(default_factory=Timing)
+    state: State = State.DOWN
+    since: float = 0.0
+    deadline: float | None = None
+    pid: int | None = None
+    spawned_at: float = 0.0
+    ready_at: float | None = None
+    stopping: bool = False
+    """The group stops: nothing is started again."""
+    kill_reason: str | None = None
+    """Why the supervisor sent this process a deadly signal."""
+    hard: bool = False
+    """SIGKILL was sent."""
+    unstable: int = 0
+    degraded: bool = False
+    restarts: int = 0
+    recent: tuple[float, ...] = ()
+    """When the last restarts happened, as many as the burst guard needs."""
+    unclean: bool = False
+    """Its process had to be killed, or failed, while the group stopped."""
+    last_exit: Exit | None = None

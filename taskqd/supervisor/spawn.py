@@ -1,0 +1,116 @@
+"""Making a process: its environment, its link, its file for last words."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from taskqd.supervisor.plan import ChildSpec
+
+_NOT_FOR_CHILDREN = frozenset(
+    {
+        "NOTIFY_SOCKET",
+        "MAINPID",
+        "TASKQD_SOCKET",
+        # Listeners are the group's: its processes cannot share a port or a path.
+        "TASKQ_METRICS_PORT",
+        "TASKQ_HEALTH_SOCKET_PATH",
+        "TASKQ_HEALTH_PORT",
+    }
+)
+_NOT_FOR_CHILDREN_EITHER = ("WATCHDOG_", "LISTEN_", "TASKQD_")
+
+
+@dataclass(frozen=True, slots=True)
+class NewProcess:
+    """A process that was just made, and the supervisor's ends of what connects them."""
+
+    process: subprocess.Popen[bytes]
+    link: socket.socket
+    dump: int | None
+    """A file in memory into which the process writes stacks and its last words; None where there is none."""
+
+
+def child_command(spec: ChildSpec) -> list[str]:
+    """Return the command of a child. ``-P``: the working directory must not shadow installed modules."""
+    return [sys.executable, "-P", "-m", "taskqd", *spec.arguments]
+
+
+def base_environment(environ: Mapping[str, str], app_dir: str | None) -> dict[str, str]:
+    """Return what every process that the supervisor makes gets of its own environment."""
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name not in _NOT_FOR_CHILDREN and not name.startswith(_NOT_FOR_CHILDREN_EITHER)
+    }
+    if app_dir:
+        kept["PYTHONPATH"] = os.pathsep.join(filter(None, [app_dir, kept.get("PYTHONPATH")]))
+    kept["TASKQD_SUPERVISOR_PID"] = str(os.getpid())
+    return kept
+
+
+def child_environment(
+    base: Mapping[str, str], spec: ChildSpec, index: int, *, group: str, instance: str, health_socket: str
+) -> dict[str, str]:
+    """Return the environment of one child; secrets are in ``base`` or in files, never in what is added here."""
+    named = {
+        "worker_label": f"{spec.name}.{index}",
+        "worker_group": group,
+        "workgroup_instance": instance,
+    }
+    return {
+        **base,
+        "TASKQD_GROUP": group,
+        "TASKQD_ROLE": spec.role,
+        "TASKQD_NAME": spec.name,
+        "TASKQD_INDEX": str(index),
+        "TASKQD_SETTINGS": json.dumps({**named, **spec.settings}),
+        "TASKQD_HEALTH_SOCKET": health_socket,
+    }
+
+
+def spawn(command: Sequence[str], environment: Mapping[str, str]) -> NewProcess:
+    """Make a process in a session of its own. Raises ``OSError`` when the system refuses.
+
+    Must be called on the main thread: the death signal follows the thread that made the process.
+    """
+    ours, theirs = socket.socketpair()
+    dump = None
+    try:
+        dump = _dump_file()
+        passed = [theirs.fileno(), *([] if dump is None else [dump])]
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            pass_fds=passed,
+            start_new_session=True,
+            env={
+                **environment,
+                "TASKQD_CONTROL_FD": str(theirs.fileno()),
+                **({} if dump is None else {"TASKQD_DUMP_FD": str(dump)}),
+            },
+        )
+    except BaseException:
+        ours.close()
+        if dump is not None:
+            os.close(dump)
+        raise
+    finally:
+        theirs.close()
+    ours.setblocking(False)
+    return NewProcess(process, ours, dump)
+
+
+def _dump_file() -> int | None:
+    if not hasattr(os, "memfd_create"):  # only Linux has it; elsewhere dumps go to standard error
+        return None
+    dump = os.memfd_create("taskqd-dump")
+    # Appending, so that the supervisor may empty the file while the child goes on writing.
+    fcntl.fcntl(dump, fcntl.F_SETFL, fcntl.fcntl(dump, fcntl.F_GETFL) | os.O_APPEND)
+    return dump

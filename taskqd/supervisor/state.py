@@ -1,0 +1,335 @@
+"""The life of one process slot, as a table: state × event → handler.
+
+Pure: no clock, no process, no log. :func:`step` takes a slot and an event and returns the slot as it is then
+and what the shell must do. A pair that is in neither :data:`TABLE` nor :data:`IGNORED` is a bug, and a test
+says so.
+
+::
+
+    DOWN ──start──► SPAWNING ──spawned──► BOOTING ──ready──► READY ◄──beat── STALLED
+                     ▲    │                  │                │ no beat ──────► │
+                  due│    │spawn failed      │too slow        │                 │ too long
+                     │    ▼                  ▼                │                 ▼
+                   BACKOFF ◄──exit── (any of them)            │stop          KILLING ──► LOST
+                     │                                        ▼                 ▲
+                     └─given up─► FATAL                   DRAINING ──too slow───┘
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from taskqd.supervisor.events import (
+    AskToDrain,
+    Beat,
+    Broken,
+    Due,
+    Effect,
+    EndGroup,
+    Event,
+    Exited,
+    Kill,
+    Progress,
+    Ready,
+    Rearm,
+    Send,
+    Spawned,
+    SpawnFailed,
+    Start,
+    Stop,
+    Tell,
+)
+from taskqd.supervisor.exits import Exit, classify
+from taskqd.supervisor.restart import GiveUp, Restart, judge
+from taskqd.supervisor.slot import ALIVE, RUNNING, Slot, State
+
+ABORT_WAIT = 1.0
+"""Seconds that a hung process has to print its stack after SIGABRT before SIGKILL."""
+
+REAP_WAIT = 5.0
+"""Seconds after SIGKILL until a process counts as lost: it sits in the kernel and cannot be killed."""
+
+Outcome = tuple[Slot, list[Effect]]
+
+
+def step(slot: Slot, event: Event, now: float) -> Outcome:
+    """Return the slot after ``event`` and what to do about it."""
+    handler = TABLE.get((slot.state, type(event)))
+    return handler(slot, event, now) if handler else (slot, [])
+
+
+def _enter(slot: Slot, state: State, now: float, deadline: float | None = None, **changes: Any) -> Slot:
+    return replace(slot, state=state, since=now, deadline=deadline, **changes)
+
+
+# -- coming up ------------------------------------------------------------------------------------
+
+
+def _start(slot: Slot, event: Start, now: float) -> Outcome:
+    if slot.stopping:
+        return slot, []
+    return _enter(slot, State.SPAWNING, now, unstable=0, degraded=False, recent=()), []
+
+
+def _spawned(slot: Slot, event: Spawned, now: float) -> Outcome:
+    fresh = _enter(
+        slot,
+        State.BOOTING,
+        now,
+        now + slot.timing.boot_timeout,
+        pid=event.pid,
+        spawned_at=now,
+        ready_at=None,
+        kill_reason=None,
+        hard=False,
+    )
+    return fresh, [Tell("spawn", fields={"pid": event.pid})]
+
+
+def _spawn_failed(slot: Slot, event: SpawnFailed, now: float) -> Outcome:
+    rule = slot.timing.restart
+    count = slot.unstable + 1
+    delay = min(rule.backoff_max, rule.backoff_initial * 2 ** min(count - 1, 16)) * event.jitter
+    waiting = _enter(slot, State.BACKOFF, now, now + delay, unstable=count)
+    return waiting, [Tell("spawn-failed", "error", {"why": event.why, "retry_in": round(delay, 2)})]
+
+
+def _progress(slot: Slot, event: Progress, now: float) -> Outcome:
+    timing = slot.timing
+    later = min(now + timing.boot_timeout, slot.spawned_at + timing.boot_limit)
+    return replace(slot, deadline=max(later, slot.deadline or later)), []
+
+
+def _ready(slot: Slot, event: Ready, now: float) -> Outcome:
+    up = _enter(slot, State.READY, now, now + slot.timing.stall_after, ready_at=now)
+    return up, [Tell("ready", fields={"pid": slot.pid, "boot_s": round(now - slot.spawned_at, 3)})]
+
+
+def _due_to_start(slot: Slot, event: Due, now: float) -> Outcome:
+    return _enter(slot, State.SPAWNING, now), []
+
+
+# -- being watched --------------------------------------------------------------------------------
+
+
+def _beat(slot: Slot, event: Beat, now: float) -> Outcome:
+    steady = slot.ready_at is not None and now - slot.ready_at >= slot.timing.restart.stable_after
+    return replace(slot, deadline=now + slot.timing.stall_after, degraded=slot.degraded and not steady), []
+
+
+def _stalled(slot: Slot, event: Due, now: float) -> Outcome:
+    silent = _enter(slot, State.STALLED, now, now + slot.timing.hang_kill_after)
+    told = Tell("stalled", "warning", {"pid": slot.pid, "kill_in": slot.timing.hang_kill_after})
+    return silent, [Send(signal.SIGUSR1), told]
+
+
+def _recovered(slot: Slot, event: Beat, now: float) -> Outcome:
+    alive = _enter(slot, State.READY, now, now + slot.timing.stall_after)
+    return alive, [Tell("recovered", fields={"pid": slot.pid, "stalled_s": round(now - slot.since, 1)})]
+
+
+def _rearm(slot: Slot, event: Rearm, now: float) -> Outcome:
+    return replace(slot, deadline=(slot.deadline or now) + event.gap), []
+
+
+def _hung(slot: Slot, event: Due, now: float) -> Outcome:
+    return _abort(slot, now, f"sent no beat for {now - slot.since + slot.timing.stall_after:.0f} s")
+
+
+def _boot_overdue(slot: Slot, event: Due, now: float) -> Outcome:
+    return _abort(slot, now, f"was not ready after {now - slot.spawned_at:.0f} s")
+
+
+def _broken(slot: Slot, event: Broken, now: float) -> Outcome:
+    return _abort(slot, now, event.why)
+
+
+def _abort(slot: Slot, now: float, why: str) -> Outcome:
+    """Kill by SIGABRT first: its handler prints every thread's stack, even with the interpreter lock held."""
+    dying = _enter(slot, State.KILLING, now, now + ABORT_WAIT, kill_reason=why)
+    return dying, [Send(signal.SIGABRT), Tell("kill", "error", {"pid": slot.pid, "why": why})]
+
+
+# -- being stopped --------------------------------------------------------------------------------
+
+
+def _stop_nothing(slot: Slot, event: Stop | Kill, now: float) -> Outcome:
+    return replace(slot, stopping=True), []
+
+
+def _stop_unborn(slot: Slot, event: Stop | Kill, now: float) -> Outcome:
+    return _enter(slot, State.DOWN, now, stopping=True), []
+
+
+def _drain(slot: Slot, event: Stop, now: float) -> Outcome:
+    effects: list[Effect] = [AskToDrain()]
+    if slot.state is State.STALLED:
+        effects.append(Send(signal.SIGUSR1))
+    return _enter(slot, State.DRAINING, now, event.deadline, stopping=True), effects
+
+
+def _hurry(slot: Slot, event: Stop, now: float) -> Outcome:
+    sooner = event.deadline if slot.deadline is None else min(slot.deadline, event.deadline)
+    return replace(slot, deadline=sooner, stopping=True), [AskToDrain()]
+
+
+def _drain_overdue(slot: Slot, event: Due, now: float) -> Outcome:
+    return _destroy(slot, now, f"did not stop within {now - slot.since:.0f} s")
+
+
+def _kill(slot: Slot, event: Kill, now: float) -> Outcome:
+    return _destroy(replace(slot, stopping=True), now, event.why)
+
+
+def _kill_harder(slot: Slot, event: Kill, now: float) -> Outcome:
+    if slot.hard:
+        return replace(slot, stopping=True), []
+    return _destroy(replace(slot, stopping=True), now, slot.kill_reason or event.why)
+
+
+def _destroy(slot: Slot, now: float, why: str) -> Outcome:
+    dying = _enter(slot, State.KILLING, now, now + REAP_WAIT, kill_reason=why, hard=True)
+    return dying, [Send(signal.SIGKILL), Tell("kill", "error", {"pid": slot.pid, "why": why})]
+
+
+def _kill_overdue(slot: Slot, event: Due, now: float) -> Outcome:
+    if not slot.hard:
+        hard = _enter(slot, State.KILLING, now, now + REAP_WAIT, hard=True)
+        return hard, [Send(signal.SIGKILL)]
+    lost = _enter(slot, State.LOST, now)
+    return lost, [Tell("lost", "error", {"pid": slot.pid, "why": "SIGKILL did not end it"})]
+
+
+# -- ending ---------------------------------------------------------------------------------------
+
+
+def _exited(slot: Slot, event: Exited, now: float) -> Outcome:
+    end = classify(event.code, killed_because=slot.kill_reason)
+    gone = replace(slot, pid=None, last_exit=end)
+    if slot.stopping:
+        return _stopped(gone, end, event.goodbye, now)
+    ready_for = None if slot.ready_at is None else now - slot.ready_at
+    window = slot.timing.restart.burst_window
+    recent = tuple(at for at in slot.recent if at > now - window)
+    verdict = judge(
+        slot.timing.restart,
+        end,
+        ready_for=ready_for,
+        unstable=slot.unstable,
+        came_up=event.came_up,
+        recent=len(recent),
+        jitter=event.jitter,
+    )
+    fields = {"pid": slot.pid, "code": end.code, "class": str(end.kind), "why": end.why}
+    told = Tell("child-exit", "error", fields)
+    if isinstance(verdict, GiveUp):
+        return _give_up(gone, verdict, told, now)
+    return _restart(gone, verdict, told, recent, now)
+
+
+def _stopped(slot: Slot, end: Exit, goodbye: bool, now: float) -> Outcome:
+    # One that had not come up yet did no work: how it ends is no loss, unless it had to be killed. And one
+    # that had finished no longer handles a SIGTERM that others may send.
+    late = goodbye and end.code == -signal.SIGTERM
+    unclean = slot.kill_reason is not None or (end.code != 0 and slot.ready_at is not None and not late)
+    fields = {"code": end.code, "why": "stopped" if not unclean else end.why}
+    told = Tell("child-exit", "error" if unclean else "info", fields)
+    return _enter(slot, State.DOWN, now, unclean=slot.unclean or unclean), [told]
+
+
+def _restart(slot: Slot, verdict: Restart, told: Tell, recent: tuple[float, ...], now: float) -> Outcome:
+    keep = max(slot.timing.restart.burst_limit, 1)
+    waiting = _enter(
+        slot,
+        State.BACKOFF,
+        now,
+        now + verdict.delay,
+        unstable=verdict.unstable,
+        degraded=verdict.degraded,
+        restarts=slot.restarts + 1,
+        recent=(*recent, now)[-keep:],
+    )
+    fields = {"delay_s": round(verdict.delay, 2), "unstable_runs": verdict.unstable}
+    effects: list[Effect] = [told, Tell("restart-scheduled", "warning", fields)]
+    if verdict.degraded and not slot.degraded:
+        effects.append(Tell("degraded", "error", {"unstable_runs": verdict.unstable, "why": told.fields["why"]}))
+    return waiting, effects
+
+
+def _give_up(slot: Slot, verdict: GiveUp, told: Tell, now: float) -> Outcome:
+    dead = _enter(slot, State.FATAL, now, unstable=verdict.unstable)
+    effects: list[Effect] = [told, Tell("given-up", "error", {"why": verdict.why})]
+    if verdict.group is not None:
+        effects.append(EndGroup(verdict.group, verdict.why))
+    return dead, effects
+
+
+Handler = Callable[[Slot, Any, float], Outcome]
+
+TABLE: dict[tuple[State, type], Handler] = {
+    (State.DOWN, Start): _start,
+    (State.DOWN, Stop): _stop_nothing,
+    (State.DOWN, Kill): _stop_nothing,
+    (State.SPAWNING, Spawned): _spawned,
+    (State.SPAWNING, SpawnFailed): _spawn_failed,
+    (State.SPAWNING, Stop): _stop_unborn,
+    (State.SPAWNING, Kill): _stop_unborn,
+    (State.BOOTING, Progress): _progress,
+    (State.BOOTING, Ready): _ready,
+    (State.BOOTING, Stop): _drain,
+    (State.BOOTING, Kill): _kill,
+    (State.BOOTING, Exited): _exited,
+    (State.BOOTING, Broken): _broken,
+    (State.BOOTING, Due): _boot_overdue,
+    (State.BOOTING, Rearm): _rearm,
+    (State.READY, Beat): _beat,
+    (State.READY, Stop): _drain,
+    (State.READY, Kill): _kill,
+    (State.READY, Exited): _exited,
+    (State.READY, Broken): _broken,
+    (State.READY, Due): _stalled,
+    (State.READY, Rearm): _rearm,
+    (State.STALLED, Beat): _recovered,
+    (State.STALLED, Stop): _drain,
+    (State.STALLED, Kill): _kill,
+    (State.STALLED, Exited): _exited,
+    (State.STALLED, Broken): _broken,
+    (State.STALLED, Due): _hung,
+    (State.STALLED, Rearm): _rearm,
+    (State.DRAINING, Stop): _hurry,
+    (State.DRAINING, Kill): _kill,
+    (State.DRAINING, Exited): _exited,
+    (State.DRAINING, Due): _drain_overdue,
+    (State.KILLING, Stop): _stop_nothing,
+    (State.KILLING, Kill): _kill_harder,
+    (State.KILLING, Exited): _exited,
+    (State.KILLING, Due): _kill_overdue,
+    (State.BACKOFF, Stop): _stop_unborn,
+    (State.BACKOFF, Kill): _stop_unborn,
+    (State.BACKOFF, Due): _due_to_start,
+    (State.FATAL, Start): _start,
+    (State.FATAL, Stop): _stop_nothing,
+    (State.FATAL, Kill): _stop_nothing,
+    (State.LOST, Stop): _stop_nothing,
+    (State.LOST, Kill): _stop_nothing,
+    (State.LOST, Exited): _exited,
+}
+"""What each event does in each state."""
+
+_NO_PROCESS = (State.DOWN, State.SPAWNING, State.BACKOFF, State.FATAL)
+IGNORED: frozenset[tuple[State, type]] = frozenset(
+    {
+        *((state, event) for state in _NO_PROCESS for event in (Progress, Ready, Beat, Exited)),
+        *((state, event) for state in State if state is not State.SPAWNING for event in (Spawned, SpawnFailed)),
+        *((state, Start) for state in State if state not in (State.DOWN, State.FATAL)),
+        *((state, Progress) for state in ALIVE - {State.BOOTING}),
+        *((state, Ready) for state in ALIVE - {State.BOOTING}),
+        *((state, Beat) for state in ALIVE - {State.READY, State.STALLED}),
+        *((state, Due) for state in (State.DOWN, State.SPAWNING, State.FATAL, State.LOST)),
+        *((state, event) for state in State if state not in RUNNING for event in (Rearm, Broken)),
+    }
+)
+"""What deliberately does nothing: late messages, and what has no meaning there."""

@@ -1,0 +1,142 @@
+"""Reading one TOML table: typed, bounded, and with every problem kept instead of raised."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from taskqd.domain.names import nearest
+from taskqd.settings.durations import parse_duration
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
+_Default = TypeVar("_Default", bound=float | None)
+
+
+def is_name(text: str, longest: int) -> bool:
+    """True when ``text`` may be a part of file names, metric labels and session names."""
+    return len(text) <= longest and _NAME.fullmatch(text) is not None
+
+
+def name_rule(longest: int) -> str:
+    """Say what :func:`is_name` allows."""
+    return f"1 to {longest} letters, digits, '_', '.' or '-', not starting with '.' or '-'"
+
+
+class Problems:
+    """Everything that is wrong with a file, in the order found."""
+
+    def __init__(self, file: str) -> None:
+        self.lines: list[str] = []
+        self._file = file
+
+    def add(self, key: str, message: str) -> None:
+        """Remember that ``key`` is wrong."""
+        self.lines.append(f"{self._file}:{key}: {message}")
+
+
+class Table:
+    """A table whose keys are taken one by one; what nobody took is unknown."""
+
+    def __init__(self, content: Mapping[str, Any], path: str, problems: Problems) -> None:
+        self.known: list[str] = []
+        """The keys that were asked for, which are those that exist."""
+        self.faulty: set[str] = set()
+        self._content = dict(content)
+        self._path = path
+        self._problems = problems
+
+    def rename(self, path: str) -> None:
+        """Call this table ``path`` in problems from now on."""
+        self._path = path
+
+    def problem(self, key: str, message: str) -> None:
+        """Remember that the value of ``key`` is wrong."""
+        self.faulty.add(key)
+        self._problems.add(f"{self._path}.{key}" if self._path else key, message)
+
+    def text(self, key: str) -> str | None:
+        """Take a non-empty string."""
+        value = self._take(key)
+        if value is None or (isinstance(value, str) and value.strip() and value.isprintable()):
+            return value
+        self.problem(key, f"{value!r} must be non-empty text")
+        return None
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Take true or false."""
+        value = self._take(key)
+        if value is None or isinstance(value, bool):
+            return default if value is None else value
+        self.problem(key, f"{value!r} must be true or false")
+        return default
+
+    def choice(self, key: str, default: str, allowed: Sequence[str]) -> str:
+        """Take one of several words."""
+        value = self._take(key)
+        if value is None or value in allowed:
+            return default if value is None else str(value)
+        words = " or ".join(f'"{word}"' for word in allowed)
+        self.problem(key, f"{value!r} must be {words}{nearest(str(value), allowed)}")
+        return default
+
+    def count(self, key: str, default: Any, low: int, high: int) -> Any:
+        """Take a whole number from ``low`` to ``high``."""
+        value = self._take(key)
+        if value is None:
+            return default
+        if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+            return value
+        self.problem(key, f"{value!r} must be a whole number from {low} to {high}")
+        return default
+
+    def seconds(self, key: str, default: _Default, low: float, high: float) -> float | _Default:
+        """Take a duration from ``low`` to ``high`` seconds: a number, or text such as ``"5m"``."""
+        value = self._take(key)
+        if value is None:
+            return default
+        try:
+            seconds = parse_duration(value)
+        except ValueError:
+            seconds = -1.0
+        if low <= seconds <= high:
+            return seconds
+        self.problem(key, f"{value!r} must be a duration from {low:g} to {high:g} seconds, or like '500ms', '5m', '2h'")
+        return default
+
+    def table(self, key: str) -> Table:
+        """Take a sub-table; an empty one when there is none."""
+        value = self._take(key)
+        if value is not None and not isinstance(value, Mapping):
+            self.problem(key, f"must be a table: write [{key}]")
+            value = None
+        return Table(value or {}, f"{self._path}.{key}" if self._path else key, self._problems)
+
+    def tables(self, key: str) -> list[Table]:
+        """Take an array of tables."""
+        value = self._take(key)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
+            self.problem(key, f"must be an array of tables: write [[{key}]]")
+            return []
+        return [Table(item, f"{key}[{position}]", self._problems) for position, item in enumerate(value)]
+
+    def rest(self) -> Iterator[tuple[str, Any]]:
+        """Take every key that is left."""
+        while self._content:
+            key = next(iter(self._content))
+            yield key, self._content.pop(key)
+
+    def refuse_rest(self, settings: Collection[str] = ()) -> None:
+        """Make a problem of every key that is left; one of ``settings`` is told where it belongs."""
+        for key, value in self.rest():
+            if key in settings:
+                self.problem(key, "is a setting: write it in [defaults] or in [[workers]]")
+            else:
+                kind = "table" if isinstance(value, Mapping | list) and not self._path else "key"
+                self.problem(key, f"unknown {kind}{nearest(key, [*self.known, *settings])}")
+
+    def _take(self, key: str) -> Any:
+        self.known.append(key)
+        return self._content.pop(key, None)

@@ -1,0 +1,40 @@
+"""Run a real supervisor on a real file, with stand-ins for its children.
+
+``python group_of_standins.py FILE NAME=MODE,MODE…``: what each kind of child does. Prints the imported
+modules at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from taskqd.domain.errors import TaskQError
+from taskqd.supervisor.group import run_group
+from taskqd.supervisor.plan import ChildSpec
+
+STANDIN = str(Path(__file__).with_name("standin.py"))
+
+
+def main() -> int:
+    file, *words = sys.argv[1:]
+    modes = {name: mode.split(",") for name, _, mode in (word.partition("=") for word in words)}
+
+    def command(spec: ChildSpec) -> list[str]:
+        wanted = modes.get(spec.name, [])
+        if wanted == ["missing-program"]:
+            return ["/nonexistent/program"]
+        return [sys.executable, "-P", STANDIN, *wanted]
+
+    try:
+        return asyncio.run(run_group(file, command=command))
+    except TaskQError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    finally:
+        print("modules:", *sorted(sys.modules))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

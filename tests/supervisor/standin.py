@@ -1,0 +1,104 @@
+"""A small child for tests of the supervisor: it speaks the real protocol and misbehaves as it is told.
+
+``python standin.py MODE…``; modes are words, and ``MODE@INDEX`` holds for that replica alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from taskqd.health.child import arm
+
+arm()
+
+from taskqd.health.control import ControlLink, Drain  # noqa: E402
+
+
+class StandIn:
+    def __init__(self, modes: set[str]) -> None:
+        self.modes = modes
+        self.age_ms = 0.0
+        self.ended = asyncio.Event()
+        self.drains: list[Drain] = []
+
+    def has(self, mode: str) -> bool:
+        return mode in self.modes
+
+    def beat(self) -> dict[str, object]:
+        fields: dict[str, object] = {"phase": "running", "inflight": 0, "slots": 8, "claims": 0}
+        if self.has("database-away"):
+            fields["db_ok_age_ms"] = 1e9
+        return fields
+
+    def drain(self, drain: Drain) -> None:
+        self.drains.append(drain)
+        print("drained-by-message", len(self.drains), flush=True)
+        if self.has("deaf"):
+            return
+        if self.has("slow"):
+            loop = asyncio.get_running_loop()
+            loop.call_later(max(0.0, drain.cancel_ns / 1e9 - time.monotonic()), self.ended.set)
+        else:
+            self.ended.set()
+
+    async def run(self) -> int:
+        link = ControlLink.from_environ()
+        assert link is not None
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, lambda: print("sigterm", flush=True))
+        await link.start(self.beat, self.drain)
+        if self.has("never-ready"):
+            await self.ended.wait()
+        if self.has("grandchild"):
+            subprocess.Popen(["sleep", "1000"])
+        link.send_ready()
+        print("ready", flush=True)
+        await asyncio.sleep(0.05)
+        self.after_ready()
+        await self.ended.wait()
+        await link.close("drained")
+        return 0
+
+    def after_ready(self) -> None:
+        if self.has("blocked"):
+            time.sleep(1000)  # the loop stands still, the interpreter lock is free
+        if self.has("gil-held"):
+            while True:  # a signal ends a sleep early
+                ctypes.PyDLL(None).sleep(1000)
+        if self.has("spinning"):
+            while True:
+                pass
+        if self.has("garbage"):
+            os.write(int(os.environ["TASKQD_CONTROL_FD"]), b"\x00garbage\n")
+        if self.has("crash-ready"):
+            raise RuntimeError("crashed after it was ready")
+        if self.has("refuse-ready"):
+            os._exit(78)
+
+
+def main() -> int:
+    index = os.environ["TASKQD_INDEX"]
+    words = [word.partition("@") for word in sys.argv[1:]]
+    modes = {mode for mode, _, only in words if only in ("", index)}
+    for mode in modes:
+        if mode.startswith("exit-"):
+            return int(mode.removeprefix("exit-"))
+    if "broken-import" in modes:
+        raise ImportError("no module named 'gone'")
+    if "once" in modes:  # misbehaves in its first life only
+        marker = f"lived.{os.environ['TASKQD_NAME']}.{index}"
+        if os.path.exists(marker):
+            modes = set()
+        else:
+            open(marker, "w").close()
+    return asyncio.run(StandIn(modes).run())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,284 @@
+"""The table of a slot's life: complete, and holding its promises whatever happens in whatever order."""
+
+from __future__ import annotations
+
+import signal
+from typing import get_args
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from taskqd.domain.exit_codes import ExitCode
+from taskqd.supervisor.events import (
+    AskToDrain,
+    Beat,
+    Broken,
+    Due,
+    Effect,
+    EndGroup,
+    Event,
+    Exited,
+    Kill,
+    Progress,
+    Ready,
+    Rearm,
+    Send,
+    Spawned,
+    SpawnFailed,
+    Start,
+    Stop,
+)
+from taskqd.supervisor.exits import ExitClass
+from taskqd.supervisor.restart import RestartRule
+from taskqd.supervisor.slot import ALIVE, RUNNING, Slot, State, Timing
+from taskqd.supervisor.state import ABORT_WAIT, IGNORED, REAP_WAIT, TABLE, step
+
+TIMING = Timing(
+    boot_timeout=60, boot_limit=300, stall_after=3, hang_kill_after=30, restart=RestartRule(stable_after=10)
+)
+
+
+def drive(*events: tuple[float, Event], slot: Slot | None = None) -> tuple[Slot, list[Effect]]:
+    """The slot after the events, each at its time, and everything that was asked of the shell."""
+    current, asked = slot or Slot("io.0", TIMING), list[Effect]()
+    for now, event in events:
+        current, effects = step(current, event, now)
+        asked += effects
+    return current, asked
+
+
+def signals(effects: list[Effect]) -> list[int]:
+    return [effect.number for effect in effects if isinstance(effect, Send)]
+
+
+def ready_slot() -> Slot:
+    return drive((0, Start()), (0, Spawned(100)), (1, Ready()))[0]
+
+
+def test_every_pair_of_state_and_event_is_decided() -> None:
+    pairs = {(state, event) for state in State for event in get_args(Event)}
+    assert TABLE.keys() | IGNORED == pairs
+    assert not TABLE.keys() & IGNORED
+
+
+def test_a_slot_comes_up() -> None:
+    slot = ready_slot()
+    assert (slot.state, slot.pid, slot.deadline) == (State.READY, 100, 1 + 3)
+
+
+def test_a_beat_moves_the_stall_deadline() -> None:
+    slot, _ = drive((2, Beat()), slot=ready_slot())
+    assert slot.deadline == 2 + 3
+
+
+def test_silence_is_dumped_then_aborted_then_killed_then_lost() -> None:
+    slot, asked = drive((4, Due()), slot=ready_slot())
+    assert (slot.state, signals(asked)) == (State.STALLED, [signal.SIGUSR1])
+    slot, asked = drive((34, Due()), slot=slot)
+    assert (slot.state, signals(asked), slot.deadline) == (State.KILLING, [signal.SIGABRT], 34 + ABORT_WAIT)
+    slot, asked = drive((35, Due()), slot=slot)
+    assert (slot.state, signals(asked), slot.deadline) == (State.KILLING, [signal.SIGKILL], 35 + REAP_WAIT)
+    slot, asked = drive((40, Due()), slot=slot)
+    assert (slot.state, slot.pid) == (State.LOST, 100)
+
+
+def test_a_hung_process_that_died_is_restarted_and_called_hung() -> None:
+    slot, _ = drive((44, Due()), (74, Due()), (74.1, Exited(-6, True)), slot=ready_slot())
+    assert slot.state is State.BACKOFF
+    assert slot.last_exit is not None
+    assert slot.last_exit.kind is ExitClass.HUNG
+    assert "sent no beat for 33 s" in slot.last_exit.why
+
+
+def test_a_beat_ends_a_stall() -> None:
+    slot, _ = drive((4, Due()), (20, Beat()), slot=ready_slot())
+    assert (slot.state, slot.deadline) == (State.READY, 23)
+
+
+def test_boot_progress_renews_the_deadline_up_to_the_limit() -> None:
+    slot, _ = drive((0, Start()), (0, Spawned(1)), (50, Progress()))
+    assert slot.deadline == 110
+    slot, _ = drive((290, Progress()), slot=slot)
+    assert slot.deadline == 300
+    slot, asked = drive((300, Due()), slot=slot)
+    assert (slot.state, signals(asked)) == (State.KILLING, [signal.SIGABRT])
+
+
+def test_a_standstill_of_the_supervisor_accuses_nobody() -> None:
+    slot, asked = drive((61, Rearm(60)), (61, Beat()), slot=ready_slot())
+    assert (slot.state, asked) == (State.READY, [])
+    slot, _ = drive((61, Rearm(60)), slot=ready_slot())
+    assert slot.deadline == 64
+
+
+def test_a_standstill_does_not_extend_a_stop() -> None:
+    slot, _ = drive((5, Stop(20)), (15, Rearm(10)), slot=ready_slot())
+    assert slot.deadline == 20
+
+
+def test_a_stop_drains_then_kills() -> None:
+    slot, asked = drive((5, Stop(20)), slot=ready_slot())
+    assert slot.state is State.DRAINING
+    assert AskToDrain() in asked
+    slot, asked = drive((20, Due()), slot=slot)
+    assert (slot.state, signals(asked)) == (State.KILLING, [signal.SIGKILL])
+    slot, _ = drive((20.1, Exited(-9, True)), slot=slot)
+    assert (slot.state, slot.unclean) == (State.DOWN, True)
+
+
+def test_a_stop_only_ever_comes_sooner() -> None:
+    slot, _ = drive((5, Stop(20)), (6, Stop(10)), (7, Stop(30)), slot=ready_slot())
+    assert slot.deadline == 10
+
+
+def test_a_stopped_process_that_ends_well_is_clean() -> None:
+    slot, _ = drive((5, Stop(20)), (6, Exited(0, True)), slot=ready_slot())
+    assert (slot.state, slot.unclean) == (State.DOWN, False)
+
+
+@pytest.mark.parametrize("code", [70, 1, -11, -15])
+def test_a_ready_process_that_fails_while_stopping_is_unclean(code: int) -> None:
+    slot, _ = drive((5, Stop(20)), (6, Exited(code, True)), slot=ready_slot())
+    assert slot.unclean
+
+
+def test_a_late_sigterm_from_elsewhere_does_not_taint_what_had_said_goodbye() -> None:
+    slot, _ = drive((5, Stop(20)), (6, Exited(-15, True, goodbye=True)), slot=ready_slot())
+    assert not slot.unclean
+
+
+@pytest.mark.parametrize("code", [0, -15, 69])
+def test_how_a_booting_process_ends_when_stopped_is_no_loss(code: int) -> None:
+    slot, _ = drive((0, Start()), (0, Spawned(1)), (1, Stop(20)), (2, Exited(code, False)))
+    assert (slot.state, slot.unclean) == (State.DOWN, False)
+
+
+def test_a_stop_cancels_what_is_only_planned() -> None:
+    waiting, _ = drive((0, Start()))
+    assert drive((1, Stop(20)), slot=waiting)[0].state is State.DOWN
+    backoff, _ = drive((0, Start()), (0, Spawned(1)), (1, Exited(1, False)))
+    assert drive((1, Stop(20)), slot=backoff)[0].state is State.DOWN
+
+
+def test_a_process_that_speaks_another_protocol_is_ended_and_replaced() -> None:
+    slot, asked = drive((2, Broken("garbage")), (2.1, Exited(-6, True)), slot=ready_slot())
+    assert signal.SIGABRT in signals(asked)
+    assert slot.state is State.BACKOFF
+
+
+def test_a_process_that_could_not_be_made_is_tried_again() -> None:
+    slot, _ = drive((0, Start()), (0, SpawnFailed("no memory")), (0.5, Due()))
+    assert (slot.state, slot.unstable) == (State.SPAWNING, 1)
+
+
+def test_refusal_in_the_boot_phase_ends_the_group() -> None:
+    slot, asked = drive((0, Start()), (0, Spawned(1)), (1, Exited(78, False)))
+    assert slot.state is State.FATAL
+    assert [effect.code for effect in asked if isinstance(effect, EndGroup)] == [ExitCode.REFUSED]
+
+
+def test_refusal_later_gives_up_that_process_alone() -> None:
+    slot, asked = drive((20, Exited(78, True)), slot=ready_slot())
+    assert slot.state is State.FATAL
+    assert not any(isinstance(effect, EndGroup) for effect in asked)
+
+
+class AnyHistory(RuleBasedStateMachine):
+    """Events in any order a real shell could produce, and many it could not."""
+
+    @initialize()
+    def born(self) -> None:
+        self.now = 0.0
+        self.slot = Slot("io.0", TIMING)
+        self.next_pid = 1
+        self.stop_asked = False
+
+    def apply(self, event: Event) -> list[Effect]:
+        before = self.slot
+        self.slot, effects = step(self.slot, event, self.now)
+        if before.state is State.FATAL and not isinstance(event, Start):
+            assert self.slot.state is State.FATAL, "given up is left only by an operator"
+        if before.pid is not None and self.slot.pid != before.pid:
+            assert isinstance(event, Exited), "a process is forgotten only when it is gone"
+            assert self.slot.pid is None, "one process at a time in a slot"
+        if before.state is not State.SPAWNING:
+            assert not isinstance(event, Spawned) or self.slot.pid == before.pid
+        return effects
+
+    @rule(seconds=st.floats(0, 100))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def start(self) -> None:
+        self.apply(Start())
+
+    @precondition(lambda self: self.slot.state is State.SPAWNING)
+    @rule()
+    def spawned(self) -> None:
+        self.apply(Spawned(self.next_pid))
+        self.next_pid += 1
+
+    @precondition(lambda self: self.slot.state is State.SPAWNING)
+    @rule()
+    def spawn_failed(self) -> None:
+        self.apply(SpawnFailed("no"))
+
+    @rule(event=st.sampled_from([Progress(), Ready(), Beat(), Broken("garbage"), Rearm(5)]))
+    def said(self, event: Event) -> None:
+        self.apply(event)
+
+    @rule(within=st.floats(0.1, 100))
+    def stop(self, within: float) -> None:
+        self.stop_asked = True
+        before = self.slot.deadline if self.slot.state is State.DRAINING else None
+        self.apply(Stop(self.now + within))
+        if before is not None and self.slot.state is State.DRAINING:
+            assert self.slot.deadline is not None
+            assert self.slot.deadline <= before
+
+    @rule()
+    def kill(self) -> None:
+        self.stop_asked = True
+        alive = self.slot.state in ALIVE
+        hard = self.slot.hard and self.slot.state in (State.KILLING, State.LOST)
+        effects = self.apply(Kill("now"))
+        assert not alive or hard or signal.SIGKILL in signals(effects)
+
+    @precondition(lambda self: self.slot.deadline is not None and self.slot.deadline <= self.now)
+    @rule()
+    def due(self) -> None:
+        before = self.slot
+        self.apply(Due())
+        assert self.slot.deadline is None or self.slot.deadline > self.now or self.slot.state is not before.state
+
+    @precondition(lambda self: self.slot.state in ALIVE)
+    @rule(code=st.sampled_from([0, 1, 3, 69, 70, 75, 78, -6, -9, -11, -15]), came_up=st.booleans())
+    def exited(self, code: int, came_up: bool) -> None:
+        self.apply(Exited(code, came_up))
+        if self.stop_asked:
+            assert self.slot.state is State.DOWN
+
+    @invariant()
+    def a_process_exists_exactly_where_the_state_says_so(self) -> None:
+        assert (self.slot.pid is not None) == (self.slot.state in ALIVE)
+
+    @invariant()
+    def what_must_end_has_a_deadline(self) -> None:
+        if self.slot.state in RUNNING | {State.DRAINING, State.KILLING, State.BACKOFF}:
+            assert self.slot.deadline is not None
+
+    @invariant()
+    def nothing_is_started_after_a_stop(self) -> None:
+        if self.stop_asked:
+            assert self.slot.state not in (State.SPAWNING, State.BOOTING, State.BACKOFF)
+
+    @invariant()
+    def memory_is_bounded(self) -> None:
+        assert len(self.slot.recent) <= max(TIMING.restart.burst_limit, 1)
+
+
+TestAnyHistory = AnyHistory.TestCase
+TestAnyHistory.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

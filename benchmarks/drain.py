@@ -64,7 +64,7 @@ async def drain_taskqd(dsn: str, jobs: int, concurrency: int) -> float:
         for start in range(0, jobs, CHUNK):
             numbers = range(start, min(jobs, start + CHUNK))
             await tq.enqueue_batch([EnqueueItem(actor_ref=noop, payload=Payload(n=n)) for n in numbers])
-    with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # noqa: S108 - short, for the worker's socket
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         seen = await asyncio.to_thread(run_worker, dsn, jobs, concurrency, Path(directory))
     left = await connection.fetchval(f"select count(*) from {SCHEMA}.jobs where status <> 'succeeded'")
     await connection.close()

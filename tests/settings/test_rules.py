@@ -11,8 +11,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from taskqd.settings import Resolved, Settings, SettingsError
 from taskqd.domain.leases import lease_floor
+from taskqd.settings import Resolved, Settings, SettingsError
 
 Resolve = Callable[..., Resolved]
 

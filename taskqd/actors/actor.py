@@ -11,22 +11,22 @@ from typing import Any, Concatenate, Generic, Protocol, TypeVar, overload
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from taskqd.actors.context import JobContext
+from taskqd.actors.faithful import find_loss, holds_nul
+from taskqd.actors.options import priority_problem, queue_problem, start_to_close_problem
 from taskqd.domain.errors import (
     ActorDefinitionError,
     PayloadNotStorableError,
     PayloadValidationError,
     ResultTooLarge,
 )
-from taskqd.domain.names import QUEUE_RULE, is_queue_name, nearest
+from taskqd.domain.names import nearest
 from taskqd.domain.retry import RetryPolicy
 
 P = TypeVar("P", bound=BaseModel)
 R = TypeVar("R")
 
 MAX_NAME = 200
-MIN_PRIORITY, MAX_PRIORITY = -32768, 32767
 MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
-_NUL = "\\u0000"
 
 
 class ActorRef(Generic[P, R]):
@@ -90,39 +90,46 @@ class ActorRef(Generic[P, R]):
     def encode_payload(self, payload: P | Mapping[str, Any]) -> str:
         """Return the JSON text to store for ``payload`` (the model, or a mapping that fits it).
 
-        Raises ``PayloadValidationError`` naming each bad field, and ``PayloadNotStorableError`` for text that Postgres
-        cannot store (NUL, lone surrogates) or more than 16 MiB.
+        Raises ``PayloadValidationError`` naming each bad field, and ``PayloadNotStorableError`` for what would not come
+        back as it went in (NUL, lone surrogates, NaN, infinity, masked secrets) or is larger than 16 MiB.
         """
         try:
             if not isinstance(payload, self.payload_type):
                 payload = self.payload_type.model_validate(payload)
-            text = payload.model_dump_json()
+            text = payload.model_dump_json(by_alias=False, round_trip=True)
         except ValidationError as error:
             raise PayloadValidationError(self.name, _safe_errors(error)) from None
-        except (UnicodeEncodeError, ValueError) as error:
+        except ValueError as error:
             raise PayloadNotStorableError(f"payload of actor {self.name!r} does not encode as JSON: {error}") from None
-        if _holds_nul(text):
+        if holds_nul(text):
             raise PayloadNotStorableError(
                 f"payload of actor {self.name!r} holds a NUL character (\\u0000), which Postgres cannot store"
             )
-        if len(text) > MAX_PAYLOAD_BYTES:
+        if loss := find_loss(text, lambda: payload.model_dump(by_alias=False, round_trip=True)):
+            raise PayloadNotStorableError(f"payload of actor {self.name!r} {loss}")
+        size = len(text) if text.isascii() else len(text.encode())
+        if size > MAX_PAYLOAD_BYTES:
             raise PayloadNotStorableError(
-                f"payload of actor {self.name!r} is {len(text)} characters, the limit is {MAX_PAYLOAD_BYTES}"
+                f"payload of actor {self.name!r} is {size} bytes, the limit is {MAX_PAYLOAD_BYTES}; "
+                "store large data elsewhere and pass a reference"
             )
         return text
 
     def decode_payload(self, text: str) -> P:
-        """Return the payload stored as ``text``. Raises ``PayloadValidationError`` when it does not fit the model."""
+        """Return the payload stored as ``text``. Raises ``PayloadValidationError`` when it does not fit the model.
+
+        A field may go by its name, as ``encode_payload`` writes it, or by its alias, as SQL may.
+        """
         try:
-            return self.payload_type.model_validate_json(text)
+            return self.payload_type.model_validate_json(text, by_alias=True, by_name=True)
         except ValidationError as error:
             raise PayloadValidationError(self.name, _safe_errors(error)) from None
 
     def encode_result(self, result: Any, limit: int) -> str | None:
         """Return the JSON text to store for ``result``, None for no result.
 
-        Raises ``ResultTooLarge`` past ``limit`` bytes, pydantic's ``ValidationError`` when the result is not of the
-        declared type.
+        Raises ``ResultTooLarge`` past ``limit`` bytes, pydantic's ``ValidationError`` or ``TypeError`` when the result
+        is not of the declared type, ``ValueError`` for what JSON cannot carry.
         """
         adapter = self.result_adapter
         if adapter is None:
@@ -131,16 +138,19 @@ class ActorRef(Generic[P, R]):
             return None
         if result is None or type(result) is not self.result_type:
             result = adapter.validate_python(result)
-        data = adapter.dump_json(result)
+        data = adapter.dump_json(result, by_alias=False, round_trip=True)
         if len(data) > limit:
             raise ResultTooLarge(self.name, len(data), limit)
-        return data.decode()
+        text = data.decode()
+        if loss := find_loss(text, lambda: adapter.dump_python(result, by_alias=False, round_trip=True)):
+            raise ValueError(f"result of actor {self.name!r} {loss}")
+        return text
 
     def decode_result(self, text: str | None) -> R:
         """Return the result stored as ``text``."""
         if self.result_adapter is None or text is None:
             return typing.cast(R, None)
-        return self.result_adapter.validate_json(text)
+        return self.result_adapter.validate_json(text, by_alias=True, by_name=True)
 
     @property
     def result_type(self) -> Any:
@@ -154,19 +164,6 @@ def _safe_errors(error: ValidationError) -> list[dict[str, Any]]:
         {"loc": item["loc"], "msg": item["msg"], "type": item["type"]}
         for item in error.errors(include_url=False, include_context=False, include_input=False)
     ]
-
-
-def _holds_nul(text: str) -> bool:
-    """Whether JSON text holds an escaped NUL: ``\\u0000`` behind an even number of backslashes."""
-    at = text.find(_NUL)
-    while at >= 0:
-        slashes = 0
-        while at - slashes > 0 and text[at - slashes - 1] == "\\":
-            slashes += 1
-        if slashes % 2 == 0:
-            return True
-        at = text.find(_NUL, at + 1)
-    return False
 
 
 # -- declaration ------------------------------------------------------------------------------------
@@ -262,26 +259,20 @@ def _declare(
     start_to_close: timedelta | None,
     non_retryable_exceptions: tuple[type[BaseException], ...],
 ) -> ActorRef[Any, Any]:
+    if isinstance(fn, str):
+        raise ActorDefinitionError(f"@actor takes its options by keyword: @actor(name={fn!r})")
     if not inspect.isfunction(fn):
         raise ActorDefinitionError(f"@actor decorates a function, not {fn!r}; write it as 'async def' or 'def'")
     label = name if name is not None else fn.__qualname__
     where = f"actor {label!r} ({fn.__module__}.{fn.__qualname__})"
     if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
         raise ActorDefinitionError(f"{where} is a generator; return one value instead of yielding")
-    if not isinstance(label, str) or not label.strip() or len(label.encode()) > MAX_NAME or "\x00" in label:
-        raise ActorDefinitionError(f"{where}: name must be 1 to {MAX_NAME} bytes of text")
-    if not isinstance(queue, str) or not is_queue_name(queue):
-        raise ActorDefinitionError(f"{where}: queue = {queue!r} must be {QUEUE_RULE}")
-    if isinstance(priority, bool) or not isinstance(priority, int) or not MIN_PRIORITY <= priority <= MAX_PRIORITY:
-        raise ActorDefinitionError(
-            f"{where}: priority = {priority!r} must be a whole number between {MIN_PRIORITY} and {MAX_PRIORITY}"
-        )
+    if not _is_name(label):
+        raise ActorDefinitionError(f"{where}: name must be 1 to {MAX_NAME} bytes of text; give one @actor(name=...)")
+    if problem := queue_problem(queue) or priority_problem(priority) or start_to_close_problem(start_to_close):
+        raise ActorDefinitionError(f"{where}: {problem}")
     if retry is not None and not isinstance(retry, RetryPolicy):
         raise ActorDefinitionError(f"{where}: retry = {retry!r} must be a RetryPolicy")
-    if start_to_close is not None and not (
-        isinstance(start_to_close, timedelta) and timedelta(0) < start_to_close <= timedelta(days=365)
-    ):
-        raise ActorDefinitionError(f"{where}: start_to_close = {start_to_close!r} must be a timedelta up to 365 days")
     if not isinstance(non_retryable_exceptions, tuple) or not all(
         isinstance(item, type) and issubclass(item, BaseException) for item in non_retryable_exceptions
     ):
@@ -301,16 +292,36 @@ def _declare(
     )
 
 
+def _is_name(label: object) -> bool:
+    if not isinstance(label, str) or not label.strip() or "\x00" in label:
+        return False
+    try:
+        return len(label.encode()) <= MAX_NAME
+    except UnicodeEncodeError:
+        return False
+
+
 def _signature(fn: Callable[..., Any], where: str) -> tuple[type[BaseModel], Any, bool]:
     try:
         hints = typing.get_type_hints(fn)
     except Exception as error:
-        raise ActorDefinitionError(f"{where}: an annotation does not resolve: {error}") from error
+        raise ActorDefinitionError(
+            f"{where}: an annotation does not resolve: {error}; define or import it in the module itself, "
+            "not in a function or under TYPE_CHECKING"
+        ) from error
     parameters = list(inspect.signature(fn).parameters.values())
     if not parameters:
         raise ActorDefinitionError(f"{where} takes no payload; its first parameter must be a pydantic model")
+    for parameter in parameters:
+        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            raise ActorDefinitionError(
+                f"{where}: parameter {parameter} must be positional; an actor is called with a payload and, "
+                "if it wants, a JobContext: remove the '*'"
+            )
     first, *rest = parameters
     payload_type = hints.get(first.name)
+    if payload_type is None and first.name in ("self", "cls"):
+        raise ActorDefinitionError(f"{where} is a method; an actor is a function outside of any class")
     if payload_type is None:
         raise ActorDefinitionError(f"{where}: parameter {first.name!r} needs an annotation: a pydantic model")
     if not (isinstance(payload_type, type) and issubclass(payload_type, BaseModel)):
@@ -343,4 +354,6 @@ def _adapter(result_type: Any, where: str) -> TypeAdapter[Any]:
     try:
         return TypeAdapter(result_type)
     except Exception as error:
-        raise ActorDefinitionError(f"{where}: pydantic cannot encode its result {result_type!r}: {error}") from error
+        raise ActorDefinitionError(
+            f"{where}: pydantic cannot encode its result {result_type!r}; return a pydantic model, or None"
+        ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 from uuid import UUID
 
 from pydantic import BaseModel
@@ -34,7 +34,10 @@ class JobEnqueuer(Protocol):
         start_to_close: timedelta | None = None,
         idempotency_key: str | None = None,
         idempotency_scope: str = "",
+        unique_while: Literal["stored", "active"] = "stored",
         batch_id: UUID | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        tags: Sequence[str] = (),
     ) -> Any:
         """Enqueue one job; returns its handle."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import pkgutil
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -32,10 +33,15 @@ def load_registry(reference: str) -> Registry:
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(error.name + ".")):
             raise RegistryError(
-                f"actors = {reference!r}: no module named {error.name!r}; is it installed, or the working directory "
-                "(app_dir) right?"
+                f"actors = {reference!r}: no module named {error.name!r}{_nearest_module(error.name)}; "
+                "is it installed, or the working directory (app_dir) right?"
             ) from None
         raise RegistryError(f"actors = {reference!r} does not import: {error}") from error
+    except SystemExit as error:
+        raise RegistryError(
+            f"actors = {reference!r} does not import: it ends the process (sys.exit({error.code!r})); "
+            "put what it runs under if __name__ == '__main__'"
+        ) from error
     except Exception as error:
         raise RegistryError(f"actors = {reference!r} does not import: {type(error).__name__}: {error}") from error
     try:
@@ -46,6 +52,12 @@ def load_registry(reference: str) -> Registry:
             f"{nearest(attribute, vars(module))}"
         ) from None
     return build_registry(value, reference)
+
+
+def _nearest_module(missing: str) -> str:
+    parent, _, name = missing.rpartition(".")
+    places = getattr(sys.modules.get(parent), "__path__", ()) if parent else [os.getcwd()]
+    return nearest(name, (module.name for module in pkgutil.iter_modules(places)))
 
 
 def build_registry(value: object, source: str = "actors") -> Registry:

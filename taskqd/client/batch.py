@@ -91,11 +91,16 @@ async def wait_for_batch(
 
     Inside an actor pass ``ctx.jobs``: while jobs are in flight it raises ``Snooze(snooze_interval)``, so that the
     finalizer holds no slot while it waits. Elsewhere pass the ``TaskQ`` and ``snooze_via_exception=False``: it polls
-    every ``snooze_interval`` seconds (at least 1) and raises ``TimeoutError`` after ``timeout`` seconds.
+    every ``snooze_interval`` seconds (at least 1) and raises ``TimeoutError`` after ``timeout`` seconds (None waits as
+    long as it takes).
 
     Raises ``EmptyBatchError`` when none is in flight and the batch holds fewer than ``expect_at_least`` jobs, or none
     at all unless ``on_empty="ok"``. Do not give the finalizer the batch's own id: it would wait for itself.
     """
+    if on_empty not in ("error", "ok"):
+        raise ValueError(f"on_empty = {on_empty!r} must be 'error' or 'ok'")
+    if timeout is not None and snooze_via_exception:
+        raise ValueError("timeout bounds polling; it needs snooze_via_exception=False")
     pause = max(MIN_SNOOZE, snooze_interval)
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
@@ -108,6 +113,7 @@ async def wait_for_batch(
             return status
         if snooze_via_exception:
             raise Snooze(pause)
-        if deadline is not None and time.monotonic() + pause > deadline:
+        left = pause if deadline is None else deadline - time.monotonic()
+        if left <= 0:
             raise TimeoutError(f"batch {batch_id} still has {status.pending} jobs in flight after {timeout:g} s")
-        await asyncio.sleep(pause)
+        await asyncio.sleep(min(pause, left))

@@ -10,25 +10,21 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
-import asyncpg
 from pydantic import BaseModel
 
-from taskqd.actors.actor import MAX_PRIORITY, MIN_PRIORITY, ActorRef
-from taskqd.domain.errors import (
-    IdempotencyKeyActorMismatchError,
-    PayloadNotStorableError,
-    SchemaNotMigratedError,
-    SubEnqueueError,
-)
+from taskqd.actors.actor import ActorRef
+from taskqd.actors.faithful import holds_nul
+from taskqd.actors.options import priority_problem, queue_problem, start_to_close_problem
+from taskqd.client.unmigrated import explain_unmigrated
+from taskqd.domain.errors import IdempotencyKeyActorMismatchError, PayloadNotStorableError, SubEnqueueError
 from taskqd.domain.ids import new_uuid
-from taskqd.domain.names import QUEUE_RULE, is_queue_name
 from taskqd.storage.statements import load
 
 MAX_BATCH = 1000
 TAG = re.compile(r"\w(?:[\w\-]*\w)?")
 MAX_TAGS, MAX_TAG = 50, 100
 MAX_METADATA = 65_536
-MAX_START_TO_CLOSE = timedelta(days=365)
+_SURROGATE = re.compile(r"\\ud[89a-f]")
 KEY_RACES = 3
 """How often a key may be freed between our insert and our look at its holder before we give up."""
 
@@ -98,15 +94,12 @@ class Enqueuer:
         """Insert ``items`` in order and return one :class:`Enqueued` each.
 
         Nothing is inserted when any item is invalid. A key held by another actor's job raises
-        ``IdempotencyKeyActorMismatchError``; run inside a transaction to take back what was inserted before it.
+        ``IdempotencyKeyActorMismatchError``; run inside a transaction to take back what was inserted before it. Raises
+        ``SchemaNotMigratedError`` where the schema holds no tables of ours.
         """
         rows = [self._row(item, batch_id) for item in items]
-        try:
+        with explain_unmigrated(self.schema):
             return await self._insert(connection, items, rows)
-        except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
-            raise SchemaNotMigratedError(
-                f"schema {self.schema!r} holds no taskqd tables; run 'taskqd migrate up'"
-            ) from None
 
     async def _insert(
         self, connection: Connection, items: Sequence[EnqueueItem], rows: list[tuple[Any, ...]]
@@ -151,21 +144,21 @@ class Enqueuer:
         if not isinstance(ref, ActorRef):
             raise TypeError(f"actor_ref = {ref!r} is not an actor; decorate the function with @actor")
         queue = ref.queue if item.queue is None else item.queue
-        if not is_queue_name(queue):
-            raise ValueError(f"queue = {queue!r} must be {QUEUE_RULE}")
         priority = ref.priority if item.priority is None else item.priority
-        if not MIN_PRIORITY <= priority <= MAX_PRIORITY:
-            raise ValueError(f"priority = {priority} must be between {MIN_PRIORITY} and {MAX_PRIORITY}")
+        if problem := queue_problem(queue) or priority_problem(priority) or start_to_close_problem(item.start_to_close):
+            raise ValueError(problem)
+        if item.scheduled_at is not None and not isinstance(item.scheduled_at, datetime):
+            raise TypeError(f"scheduled_at = {item.scheduled_at!r} must be a datetime with a time zone")
         if item.scheduled_at is not None and item.scheduled_at.utcoffset() is None:
             raise ValueError(f"scheduled_at = {item.scheduled_at} has no time zone; use datetime.now(UTC) or the like")
-        if item.start_to_close is not None and not timedelta(0) < item.start_to_close <= MAX_START_TO_CLOSE:
-            raise ValueError(f"start_to_close = {item.start_to_close} must be positive and at most 365 days")
         if item.unique_while not in ("stored", "active"):
             raise ValueError(f"unique_while = {item.unique_while!r} must be 'stored' or 'active'")
         if item.idempotency_key is not None:
             self._check_key("idempotency_key", item.idempotency_key)
-            if item.idempotency_scope:
+            if item.idempotency_scope != "":
                 self._check_key("idempotency_scope", item.idempotency_scope)
+        elif item.idempotency_scope != "" or item.unique_while != "stored":
+            raise ValueError("idempotency_scope and unique_while need an idempotency_key")
         retry = ref.retry
         return (
             new_uuid(),
@@ -223,10 +216,10 @@ def _metadata(metadata: Mapping[str, Any] | None) -> str | None:
         text = json.dumps(dict(metadata), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise PayloadNotStorableError(f"metadata does not encode as JSON: {error}") from None
-    if "\\u0000" in text or (re.search(r"\\ud[89a-f]", text) and not _pairs(text)):
+    if holds_nul(text) or (_SURROGATE.search(text) and not _pairs(text)):
         raise PayloadNotStorableError("metadata holds a NUL or a lone surrogate, which Postgres cannot store")
     if len(text) > MAX_METADATA:
-        raise PayloadNotStorableError(f"metadata is {len(text)} characters, the limit is {MAX_METADATA}")
+        raise PayloadNotStorableError(f"metadata is {len(text)} bytes, the limit is {MAX_METADATA}")
     return text
 
 

@@ -10,7 +10,7 @@ from uuid import UUID
 from taskqd.actors.actor import ActorRef
 from taskqd.client.rows import JobRow
 from taskqd.domain.errors import JobFailed
-from taskqd.domain.status import JobStatus
+from taskqd.domain.status import TERMINAL, JobStatus
 
 if TYPE_CHECKING:
     from taskqd.client.reads import JobReader
@@ -55,11 +55,12 @@ class JobHandle(Generic[R]):
         pause = FIRST_POLL
         while True:
             status = await self.status()
-            if status not in (JobStatus.SCHEDULED, JobStatus.PENDING, JobStatus.RUNNING):
+            if status in TERMINAL:
                 row = await self.row()
                 if row.status is JobStatus.SUCCEEDED:
                     return self.actor.decode_result(row.result_text)
-                raise JobFailed(row)
+                if row.is_terminal:  # not put back by an operator's retry in between
+                    raise JobFailed(row)
             if deadline is not None:
                 left = deadline - time.monotonic()
                 if left <= 0:

@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from taskqd.client.rows import JobRow
+from taskqd.client.unmigrated import explain_unmigrated
 from taskqd.domain.errors import JobNotFoundError
 from taskqd.domain.status import JobStatus
 from taskqd.storage.statements import load
@@ -15,15 +16,17 @@ _FIRST = UUID(int=0)
 
 
 class JobReader:
-    """Reads jobs of one schema through one pool."""
+    """Reads jobs of one schema through one pool. A schema without our tables raises ``SchemaNotMigratedError``."""
 
     def __init__(self, pool: Any, schema: str) -> None:
         self._pool = pool
+        self._schema = schema
         self._sql = load("client", schema)
 
     async def find(self, job_id: UUID) -> JobRow | None:
         """Return the job's row, or None."""
-        record = await self._pool.fetchrow(self._sql.job, job_id)
+        with explain_unmigrated(self._schema):
+            record = await self._pool.fetchrow(self._sql.job, job_id)
         return None if record is None else JobRow.from_record(record)
 
     async def row(self, job_id: UUID) -> JobRow:
@@ -35,14 +38,17 @@ class JobReader:
 
     async def status(self, job_id: UUID) -> JobStatus:
         """Return the job's status. Raises ``JobNotFoundError``."""
-        status = await self._pool.fetchval(self._sql.job_status, job_id)
+        with explain_unmigrated(self._schema):
+            status = await self._pool.fetchval(self._sql.job_status, job_id)
         if status is None:
             raise JobNotFoundError(job_id)
         return JobStatus(status)
 
     async def batch_counts(self, batch_id: UUID) -> dict[str, int]:
         """Return how many jobs of the batch are in each status; a status without jobs is left out."""
-        return {record["status"]: record["jobs"] for record in await self._pool.fetch(self._sql.batch_counts, batch_id)}
+        with explain_unmigrated(self._schema):
+            records = await self._pool.fetch(self._sql.batch_counts, batch_id)
+        return {record["status"]: record["jobs"] for record in records}
 
     async def batch_jobs(self, batch_id: UUID, *, after: UUID | None = None, limit: int = 500) -> list[JobRow]:
         """Return a page of the batch's jobs in the order they were made, those after the job ``after``.
@@ -51,5 +57,6 @@ class JobReader:
         """
         if not 1 <= limit <= MAX_PAGE:
             raise ValueError(f"limit = {limit} must be between 1 and {MAX_PAGE}")
-        records = await self._pool.fetch(self._sql.batch_jobs, batch_id, after or _FIRST, limit)
+        with explain_unmigrated(self._schema):
+            records = await self._pool.fetch(self._sql.batch_jobs, batch_id, after or _FIRST, limit)
         return [JobRow.from_record(record) for record in records]

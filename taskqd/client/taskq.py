@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from types import TracebackType
@@ -22,6 +23,8 @@ R = TypeVar("R")
 MAX_POOL = 100
 COMMAND_TIMEOUT = 30.0
 """Seconds that one statement of the client may take."""
+CLOSE_TIMEOUT = 10.0
+"""Seconds that closing waits for statements in flight before it drops their connections."""
 _log = logging.getLogger("taskqd.client")
 
 
@@ -100,7 +103,11 @@ class TaskQ(Jobs):
         pool = self._pool
         self._close_pool()
         if self._given_pool is None:
-            await pool.close()
+            try:
+                async with asyncio.timeout(CLOSE_TIMEOUT):
+                    await pool.close()
+            except TimeoutError:
+                pool.terminate()
 
     def _close_pool(self) -> None:
         closed: Any = _Closed()

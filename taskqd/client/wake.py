@@ -6,11 +6,15 @@ import asyncio
 import time
 from typing import Any
 
+import asyncpg
+
 from taskqd.domain.background import BackgroundLoop, FailureHook
 from taskqd.storage.statements import load
 
 SPACING = 0.02
 """Seconds between two notifications: a NOTIFY in every transaction costs four fifths of the enqueue rate."""
+FLUSH_TIMEOUT = 5.0
+"""Seconds that closing may spend on a notification that is still owed."""
 
 
 class WakeSender:
@@ -19,6 +23,7 @@ class WakeSender:
     def __init__(self, pool: Any, schema: str, on_failure: FailureHook) -> None:
         self._pool = pool
         self._sql = load("client", schema).wake
+        self._on_failure = on_failure
         self._wanted = False
         self._last_sent = 0.0
         self._loop = BackgroundLoop("wake-sender", self._send, cadence=3600.0, on_failure=on_failure)
@@ -33,8 +38,14 @@ class WakeSender:
         self._loop.wake()
 
     async def close(self) -> None:
-        """Send what was asked for and stop."""
-        await self._loop.stop()
+        """Send what was asked for, within ``FLUSH_TIMEOUT`` seconds, and stop."""
+        await self._loop.stop(FLUSH_TIMEOUT)
+        if self._wanted:
+            try:
+                async with asyncio.timeout(FLUSH_TIMEOUT):
+                    await self._notify()
+            except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+                self._on_failure("wake-sender", error, self._loop.failures + 1)
 
     async def _send(self) -> None:
         if not self._wanted:
@@ -42,6 +53,13 @@ class WakeSender:
         wait = self._last_sent + SPACING - time.monotonic()
         if wait > 0:
             await asyncio.sleep(wait)
+        await self._notify()
+
+    async def _notify(self) -> None:
         self._wanted = False
         self._last_sent = time.monotonic()
-        await self._pool.execute(self._sql)
+        try:
+            await self._pool.execute(self._sql)
+        except BaseException:
+            self._wanted = True  # still owed: the loop tries again, and so does close()
+            raise

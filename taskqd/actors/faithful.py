@@ -1,0 +1,51 @@
+"""What JSON, or Postgres, would turn into something else: found before it is stored, not when it comes back."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import Secret, SecretBytes, SecretStr
+
+_NUL = "\\u0000"
+_MASK = "**********"
+_MARKS = ("null", "NaN", "Infinity", _MASK)
+_NOT_FINITE = object()
+
+
+def holds_nul(text: str) -> bool:
+    """Whether JSON text holds an escaped NUL: ``\\u0000`` behind an even number of backslashes."""
+    at = text.find(_NUL)
+    while at >= 0:
+        slashes = 0
+        while at - slashes > 0 and text[at - slashes - 1] == "\\":
+            slashes += 1
+        if slashes % 2 == 0:
+            return True
+        at = text.find(_NUL, at + 1)
+    return False
+
+
+def find_loss(text: str, dump: Callable[[], Any]) -> str:
+    """Say what the JSON ``text`` does not keep of the value that ``dump`` returns as plain objects, ``""`` when it
+    keeps all: pydantic writes NaN and infinity as null, and secrets as asterisks."""
+    if not any(mark in text for mark in _MARKS):
+        return ""
+    return _loss(dump(), json.loads(text, parse_constant=lambda _: _NOT_FINITE))
+
+
+def _loss(value: Any, stored: Any) -> str:
+    if isinstance(value, float):
+        lost = not math.isfinite(value) and (stored is None or stored is _NOT_FINITE)
+        return "holds NaN or infinity, which JSON cannot carry; use None instead" if lost else ""
+    if isinstance(value, (SecretStr, SecretBytes, Secret)):
+        return "holds a secret that pydantic masks in JSON; store a reference to it instead" if stored == _MASK else ""
+    if isinstance(value, dict) and isinstance(stored, dict):
+        pairs = zip(value.values(), stored.values(), strict=False)
+    elif isinstance(value, (list, tuple, set, frozenset)) and isinstance(stored, list):
+        pairs = zip(value, stored, strict=False)
+    else:
+        return ""
+    return next((loss for pair in pairs if (loss := _loss(*pair))), "")

@@ -1,0 +1,32 @@
+"""The options that an actor declares and one enqueue may override, and what each may be."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from taskqd.domain.names import QUEUE_RULE, is_queue_name
+
+MIN_PRIORITY, MAX_PRIORITY = -32768, 32767
+MAX_START_TO_CLOSE = timedelta(days=365)
+
+
+def queue_problem(queue: object) -> str:
+    """Say what is wrong with ``queue``, ``""`` when it may name one."""
+    if isinstance(queue, str) and is_queue_name(queue):
+        return ""
+    return f"queue = {queue!r} must be {QUEUE_RULE}"
+
+
+def priority_problem(priority: object) -> str:
+    """Say what is wrong with ``priority``, ``""`` when nothing is."""
+    whole = isinstance(priority, int) and not isinstance(priority, bool)
+    if whole and MIN_PRIORITY <= priority <= MAX_PRIORITY:  # type: ignore[operator]
+        return ""
+    return f"priority = {priority!r} must be a whole number between {MIN_PRIORITY} and {MAX_PRIORITY}"
+
+
+def start_to_close_problem(limit: object) -> str:
+    """Say what is wrong with a ``start_to_close``, ``""`` when nothing is."""
+    if limit is None or (isinstance(limit, timedelta) and timedelta(0) < limit <= MAX_START_TO_CLOSE):
+        return ""
+    return f"start_to_close = {limit!r} must be a timedelta above zero, up to {MAX_START_TO_CLOSE.days} days"

@@ -213,7 +213,7 @@ class Consumers:
             attempt,
             _ran(attempt),
             type(error).__name__,
-            storable(str(error), self._message_max_chars),
+            storable(message_of(error), self._message_max_chars),
             storable(_traceback(error), MAX_TRACEBACK),
             retryable,
         )
@@ -261,6 +261,14 @@ class _InContext:
             return stop.value
 
 
+def message_of(error: BaseException) -> str:
+    """Return ``str(error)``, or what went wrong in asking for it: an exception's own code may be broken too."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"<the message of this {type(error).__name__} cannot be read: {type(broken).__name__}>"
+
+
 def storable(text: str, limit: int) -> str:
     """Return ``text`` as Postgres can store it: no NUL, no lone surrogate, at most ``limit`` characters."""
     if len(text) > limit:
@@ -282,6 +290,9 @@ def _traceback(error: BaseException) -> str:
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
-    lines = traceback.format_exception(type(error), error, frames)
+    try:
+        lines = traceback.format_exception(type(error), error, frames)
+    except Exception:
+        lines = traceback.format_tb(frames)
     text = "".join(lines)
     return text if len(text) <= MAX_TRACEBACK else "…" + text[-MAX_TRACEBACK + 1 :]

@@ -228,10 +228,11 @@ class Engine:
         self._draining = True
         enter("draining")
         recorded = asyncio.ensure_future(self._record_stop())
-        await self.producer.loop.stop(self._settings.dispatcher_command_timeout)
-        self._hand_back(self.slots.take_all(), SHUTDOWN)
         self.slots.close()
         self.consumers.request_stop(CancelOrigin.SHUTDOWN)
+        self._hand_back(self.slots.take_all(), SHUTDOWN)
+        await self.producer.loop.stop(self._settings.dispatcher_command_timeout)
+        self._hand_back(self.slots.take_all(), SHUTDOWN)  # what a claim under way brought
         if not await self._consumers_ended(lambda: plan.cancel_at, plan_changed):
             enter("cancelling")
             self.consumers.cancel()

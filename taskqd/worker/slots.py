@@ -69,7 +69,7 @@ class Slots:
         return unstarted
 
     def close(self) -> None:
-        """Let idle consumers end, and the others after their attempt."""
+        """Begin nothing more: idle consumers end now, the others after their attempt. What waits is for ``take_all``."""
         self._closed = True
         while self._wake_one():
             pass
@@ -82,14 +82,14 @@ class Slots:
     # -- consumers' side ----------------------------------------------------------------------------
 
     async def get(self) -> Attempt | None:
-        """Wait for the next attempt; None once closed and empty."""
-        while not self._queue:
-            if self._closed:
-                return None
+        """Wait for the next attempt; None once closed."""
+        while not self._queue and not self._closed:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._idle.append(waiter)
             self._on_room()
             await waiter
+        if self._closed:
+            return None
         attempt = self._queue.popleft()
         self.busy += 1
         if len(self._queue) <= self._prefetch() // 2:

@@ -69,7 +69,7 @@ class Slots:
         return unstarted
 
     def close(self) -> None:
-        """Begin nothing more: idle consumers end now, the others after their attempt. What waits is for ``take_all``."""
+        """Begin nothing more: idle consumers end now, the others after their attempt. ``take_all`` gets the rest."""
         self._closed = True
         while self._wake_one():
             pass

@@ -96,11 +96,10 @@ class JobTable:
 
     async def image(self) -> tuple[str, str]:
         """Return everything that jobs and attempts hold, for comparing before with after."""
-        jobs = await self.conn.fetchval(
-            f"select coalesce(jsonb_agg(to_jsonb(j) order by id)::text, '') from \"{self.schema}\".jobs j"
-        )
+        select = "select coalesce(jsonb_agg(to_jsonb(t) order by {key})::text, '') from \"{schema}\".{table} t"
+        jobs = await self.conn.fetchval(select.format(schema=self.schema, table="jobs", key="id"))
         attempts = await self.conn.fetchval(
-            f"select coalesce(jsonb_agg(to_jsonb(a) order by job_id, epoch)::text, '') from \"{self.schema}\".job_attempts a"
+            select.format(schema=self.schema, table="job_attempts", key="job_id, epoch")
         )
         return jobs, attempts
 

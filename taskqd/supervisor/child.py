@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -111,8 +112,11 @@ class Child:
             return
         if number is signal.SIGKILL:
             kill_group(pid)
-        else:
-            os.kill(pid, number)  # not reaped yet, so the number is still this process's
+            return
+        # Not reaped yet, so the number is still this process's; one that changed its user cannot be
+        # signalled.
+        with contextlib.suppress(PermissionError):
+            os.kill(pid, number)
 
     def database_age(self) -> float | None:
         """Return the seconds since the database last answered it, or None when it did not say."""

@@ -48,7 +48,11 @@ async def consult(
     """
     asking = _Asking(on_warning)
     loop = asyncio.get_running_loop()
-    new = spawn(preflight_command(arguments), base_environment(environ, None))
+    try:
+        new = spawn(preflight_command(arguments), base_environment(environ, None))
+    except OSError as error:
+        text = f"the system refuses to start the check before the start: {error.strerror or error}"
+        raise PreflightError(text, ExitCode.TRY_AGAIN) from None
     pid = new.process.pid
     ended = asyncio.Event()
 
@@ -95,6 +99,7 @@ class _Asking:
         self._on_warning = on_warning
         self._answer: Message | None = None
         self._step = "starting"
+        self._silence_code = int(ExitCode.INTERNAL)
         self._deadline = asyncio.get_running_loop().time() + _FIRST_STEP
         self._overdue = False
         self._last_words = ""
@@ -114,7 +119,7 @@ class _Asking:
         """Return the plan in the answer, or raise what the answer says."""
         answer = self._answer
         if answer is None:
-            raise PreflightError(f"the check before the start {self._silence()}", ExitCode.INTERNAL)
+            raise PreflightError(f"the check before the start {self._silence()}", self._silence_code)
         if answer["op"] == "error":
             raise PreflightError(str(answer["message"]), int(answer["exit_code"]))
         return Plan.from_json(answer["plan"])
@@ -136,6 +141,7 @@ class _Asking:
         match message["op"]:
             case "step":
                 self._step = str(message["text"])
+                self._silence_code = int(message["silence"])
                 self._deadline = asyncio.get_running_loop().time() + float(message["within"])
             case "warning":
                 self._on_warning(str(message["text"]))

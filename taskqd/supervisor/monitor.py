@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
 import time
 import uuid
@@ -164,17 +163,14 @@ class Monitor:
             yield child
 
     async def _spawn(self, child: Child) -> None:
-        socket = self._files.child_socket(child.spec.name, child.index)
         environment = child_environment(
             self._base,
             child.spec,
             child.index,
             group=self._plan.group,
             instance=self._instance,
-            health_socket=socket,
+            health_socket=self._files.prepare_child_socket(child.spec.name, child.index),
         )
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(socket)  # of a predecessor that was killed
         try:
             new = spawn(self._command(child.spec), environment)
         except OSError as error:

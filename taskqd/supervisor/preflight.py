@@ -35,9 +35,9 @@ class _Link:
     def send(self, message: Mapping[str, object]) -> None:
         self._socket.sendall(encode(message))
 
-    def step(self, text: str, within: float) -> None:
-        """Announce what comes next and the seconds it may take at most."""
-        self.send({"op": "step", "text": text, "within": within})
+    def step(self, text: str, within: float, silence: int = 70) -> None:
+        """Announce what comes next, the seconds it may take, and the exit code if nothing is heard any more."""
+        self.send({"op": "step", "text": text, "within": within, "silence": silence})
 
     def warn(self, text: str) -> None:
         self.send({"op": "warning", "text": text})
@@ -123,15 +123,13 @@ def _load_actors(references: Sequence[str], app_dir: str | None, link: _Link) ->
     if app_dir is not None and app_dir not in sys.path:
         sys.path.insert(0, app_dir)
     for reference in references:
-        link.step(f"importing {reference}", _IMPORT_TIMEOUT)
+        link.step(f"importing {reference}", _IMPORT_TIMEOUT, silence=RegistryError.exit_code)
         try:
             load_registry(reference)
         except RegistryError as error:
             if error.__cause__ is not None:
                 traceback.print_exception(error.__cause__)
             raise
-        except SystemExit as error:
-            raise RegistryError(f"actors = {reference!r} ends the process on import: {error!r}") from error
 
 
 async def _check_database(settings: Settings, group: str, link: _Link) -> Limits:

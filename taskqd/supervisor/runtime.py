@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import stat
@@ -40,6 +41,15 @@ class GroupFiles:
         """Return the health socket of one child."""
         return os.path.join(self._children, f"{name}.{index}.sock")
 
+    def prepare_child_socket(self, name: str, index: int) -> str:
+        """Return the health socket of a child that is about to start, with nothing of a predecessor in its way."""
+        path = self.child_socket(name, index)
+        # What fails here is the child's to report: it will not be able to listen.
+        with contextlib.suppress(OSError):
+            os.makedirs(self._children, mode=0o700, exist_ok=True)  # somebody may clean temporary files
+            os.unlink(path)
+        return path
+
     def check_paths(self, slots: Iterable[tuple[str, int]]) -> None:
         """Raise ``ConfigError`` when a socket's path would be longer than the kernel allows."""
         for path in (self.socket, *(self.child_socket(name, index) for name, index in slots)):
@@ -48,7 +58,7 @@ class GroupFiles:
     def acquire(self) -> None:
         """Take the lock. Raises ``AlreadyRunningError`` that names the holder."""
         for _ in range(_ATTEMPTS):
-            lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            lock = self._open()
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -68,12 +78,21 @@ class GroupFiles:
         """Remove what belongs to the group and give the lock back. Safe to call without holding it."""
         if self._lock is None:
             return
-        for name in os.listdir(self._children):
-            os.unlink(os.path.join(self._children, name))
-        os.rmdir(self._children)
-        os.unlink(self._lock_path)
+        with contextlib.suppress(OSError):  # cleaned by somebody else, or not empty: neither is worth a failed stop
+            for name in os.listdir(self._children):
+                os.unlink(os.path.join(self._children, name))
+            os.rmdir(self._children)
+        with contextlib.suppress(OSError):
+            os.unlink(self._lock_path)
         os.close(self._lock)
         self._lock = None
+
+    def _open(self) -> int:
+        try:
+            return os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            why = error.strerror or error
+            raise ConfigError(f"cannot open the group's lock {self._lock_path!r}: {why}") from None
 
     def _is_current(self, lock: int) -> bool:
         try:

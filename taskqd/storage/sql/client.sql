@@ -2,13 +2,14 @@
 
 -- name: enqueue
 -- Inserts jobs; one whose idempotency key is taken inserts nothing. Answers the ids inserted. Serves from
--- jobs_idempotency. Locks nothing that exists; waits only for an uncommitted insert of the same key.
+-- jobs_idempotency. Locks nothing that exists; waits only for an uncommitted insert of the same key, and inserts in key
+-- order, so that batches that share keys cannot deadlock. One stamp for all: the ids keep the caller's order.
 insert into {schema}.jobs (
     id, actor, queue, route, payload, priority, scheduled_at, status, idempotency_scope, idempotency_key,
     unique_while_active, tags, metadata, start_to_close, schedule_to_close, max_attempts, retry_kind, retry_backoff,
     retry_base, retry_cap, retry_jitter, batch_id
 )
-select g.id, g.actor, g.queue, g.queue, g.payload::jsonb, g.priority, coalesce(g.scheduled_at, clock_timestamp()),
+select g.id, g.actor, g.queue, g.queue, g.payload::jsonb, g.priority, coalesce(g.scheduled_at, (select clock_timestamp())),
     (case when g.scheduled_at > clock_timestamp() then 'scheduled' else 'pending' end)::{schema}.job_status,
     g.idempotency_scope, g.idempotency_key, g.unique_while_active, string_to_array(g.tags, ','), g.metadata::jsonb,
     make_interval(secs => g.start_to_close), clock_timestamp() + make_interval(secs => g.time_budget), g.max_attempts,
@@ -22,7 +23,7 @@ from unnest(
     metadata, start_to_close, time_budget, max_attempts, retry_kind, retry_backoff, retry_base, retry_cap, retry_jitter,
     batch_id, ord
 )
-order by g.ord
+order by g.idempotency_scope collate "C", g.idempotency_key collate "C", g.ord
 on conflict (idempotency_scope, idempotency_key) where idempotency_key is not null and not idempotency_freed do nothing
 returning id
 

@@ -137,6 +137,8 @@ class _Resolver:
         except ValueError as error:
             self.problem(f"{self._workgroup.file}:{label}: {error}")
         own = _by_name(self._workgroup.defaults) | _by_name(keys)
+        if resolved.sources["log_format"] == DEFAULT and os.isatty(2):
+            own["log_format"] = "console"  # a person looks on
         own |= dict(zip(_GRACES, (graces.cancellation, graces.cleanup), strict=True))
         spec = ChildSpec(
             name=name,

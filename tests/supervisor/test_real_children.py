@@ -1,0 +1,141 @@
+"""A supervisor with the real worker and the real scheduler."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import asyncpg
+import psutil
+import pytest
+from pydantic import BaseModel
+
+from taskqd import TaskQ, actor
+from tests.support import Command, eventually, wait_until
+
+
+class Work(BaseModel):
+    how: str
+
+
+@actor
+async def work(payload: Work) -> None:
+    """Stands for the actor of that name in the group's own module."""
+
+
+ACTORS = """\
+import ctypes, os, time
+from pydantic import BaseModel
+from taskqd import actor
+
+class Work(BaseModel):
+    how: str
+
+@actor
+async def work(payload: Work) -> None:
+    with open("started", "a") as file:
+        file.write("x")
+    if payload.how == "block":
+        time.sleep(1000)
+    if payload.how == "hold":
+        while True:
+            ctypes.PyDLL(None).sleep(1000)
+
+registry = [work]
+"""
+FILE = """\
+actors = "group_actors:registry"
+[supervisor]
+runtime_dir = "run"
+stall_after = 1.5
+hang_kill_after = 1
+[[workers]]
+name = "io"
+"""
+
+
+@pytest.fixture
+def running(start: Callable[..., Command], short_dir: Path, child_env: dict[str, str]) -> Callable[..., Command]:
+    def run(file: str = FILE) -> Command:
+        (short_dir / "group.toml").write_text(file)
+        (short_dir / "group_actors.py").write_text(ACTORS)
+        command = start("run", "group.toml", env=child_env)
+        wait_until(lambda: len(ready(command)) == 2, 60, command.stderr)
+        return command
+
+    return run
+
+
+def ready(command: Command) -> list[dict[str, object]]:
+    lines = [line for line in command.stderr.splitlines() if '"event": "ready"' in line]
+    return [json.loads(line) for line in lines]
+
+
+async def enqueue(dsn: str, schema: str, how: str) -> None:
+    async with TaskQ(dsn=dsn, schema=schema) as queue:
+        await queue.enqueue(work, Work(how=how))
+
+
+def test_it_comes_up_and_stops_clean(running: Callable[..., Command], short_dir: Path) -> None:
+    command = running()
+    command.process.terminate()
+    assert command.wait() == 0, command.stderr
+    assert list((short_dir / "run").rglob("*")) == []
+    assert command.children() == []
+
+
+@pytest.mark.parametrize("victim", ["scheduler", "io"])
+def test_whoever_is_killed_comes_back(running: Callable[..., Command], victim: str) -> None:
+    command = running()
+    (first,) = [event for event in ready(command) if event["child"] == f"{victim}.0"]
+    os.kill(int(str(first["pid"])), signal.SIGKILL)
+    wait_until(lambda: len(ready(command)) == 3, 60)
+    assert ready(command)[-1]["child"] == f"{victim}.0"
+    command.process.terminate()
+    assert command.wait() == 0, command.stderr
+
+
+@pytest.mark.parametrize("how", ["block", "hold"])
+async def test_no_worker_outlives_the_supervisor_whatever_its_actor_does(
+    running: Callable[..., Command], short_dir: Path, dsn: str, schema: str, how: str
+) -> None:
+    command = running(FILE.replace("hang_kill_after = 1", "hang_kill_after = 100"))
+    await enqueue(dsn, schema, how)
+    await eventually(lambda: (short_dir / "started").exists(), 30)
+    children = command.children()
+    assert len(children) == 2
+    command.signal(signal.SIGKILL)
+    command.wait()
+    await eventually(
+        lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+    )
+
+
+async def test_an_actor_that_blocks_the_loop_is_named_by_the_stack_and_its_worker_replaced(
+    running: Callable[..., Command], short_dir: Path, dsn: str, schema: str
+) -> None:
+    command = running()
+    await enqueue(dsn, schema, "block")
+    await eventually(lambda: len(ready(command)) == 3, 60)
+    assert "group_actors.py" in command.stderr
+    assert '"class": "hung"' in command.stderr
+    command.process.terminate()
+    assert command.wait() in (0, 3), command.stderr
+
+
+async def test_the_budget_holds_what_a_group_really_opens(
+    running: Callable[..., Command], conn: asyncpg.Connection, schema: str, start: Callable[..., Command]
+) -> None:
+    command = running()
+    budget = start("budget", "group.toml", "--json", env=psutil.Process(command.pid).environ())
+    assert budget.wait() == 0, budget.stderr
+    required = json.loads(budget.stdout)["required"]
+    count = "select count(*) from pg_stat_activity where starts_with(application_name, $1)"
+    held = await conn.fetchval(count, f"taskqd/{schema}/group/")
+    assert 0 < held <= required
+    assert json.loads(budget.stdout)["limits"]["others"] < held + 20
+    command.process.terminate()
+    assert command.wait() == 0

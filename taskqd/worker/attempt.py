@@ -80,5 +80,7 @@ class Leases:
         self._held.discard(attempt)
 
     def snapshot(self) -> tuple[Attempt, ...]:
-        """The attempts as of now, for another thread: one C call, so the interpreter lock makes it atomic."""
-        return tuple(self._held)
+        """The attempts as of now, for another thread."""
+        # Copying a set runs no Python code and allocates nothing that could start a collection half-way, so the
+        # interpreter lock makes it atomic; iterating does not promise that.
+        return tuple(self._held.copy())

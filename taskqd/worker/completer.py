@@ -111,7 +111,7 @@ class Completer:
         by_kind: dict[type[Outcome], list[Outcome]] = {}
         for outcome in group:
             if outcome.attempt.disowned and not isinstance(outcome, Released):
-                self._drop(outcome)
+                self._leases.discard(outcome.attempt)  # counted by whoever disowned it
             else:
                 by_kind.setdefault(type(outcome), []).append(outcome)
         for kind, outcomes in by_kind.items():
@@ -124,9 +124,10 @@ class Completer:
         for pause in (*RETRIES, None):
             try:
                 async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
-                    left = await self._write(kind, outcomes)
-                    for outcome in left:
-                        await self._classify(outcome)
+                    outcomes = await self._write(kind, outcomes)
+                    while outcomes:
+                        await self._classify(outcomes[-1])
+                        outcomes.pop()
             except BAD_DATA as error:
                 await self._bisect(kind, outcomes, error)
                 return
@@ -140,6 +141,8 @@ class Completer:
 
     async def _write(self, kind: type[Outcome], outcomes: list[Outcome]) -> list[Outcome]:
         """Write outcomes of one kind and return those it did not apply to."""
+        if not outcomes:
+            return []
         statement, columns = self._statement(kind, outcomes)
         if kind is Succeeded:
             applied = await self._pool.fetchval(statement, *columns, timeout=self._command_timeout) or []
@@ -197,6 +200,9 @@ class Completer:
             self._stragglers.append(_Straggler(outcome))
         elif _is_replay(outcome, state):
             self._leases.discard(attempt)
+            if state["same_epoch"]:  # it ended the job, and the answer that would have counted it was lost
+                self.succeeded += state["status"] == "succeeded"
+                self.failed += state["status"] == "failed"
         else:
             self._drop(outcome)
 
@@ -204,16 +210,10 @@ class Completer:
         due = [straggler for straggler in self._stragglers if straggler.due <= time.monotonic()]
         for straggler in due:
             self._stragglers.remove(straggler)
-            outcome = straggler.outcome
-            try:
-                if await self._write(type(outcome), [outcome]):
-                    await self._classify(outcome)
-                    if self._stragglers and self._stragglers[-1].outcome is outcome:
-                        self._stragglers[-1].back_off(straggler.pause)
-            except BAD_DATA as error:
-                await self._bisect(type(outcome), [outcome], error)
-            except Exception as error:
-                self._disown([outcome], error)
+            others = len(self._stragglers)
+            await self._settle(type(straggler.outcome), [straggler.outcome])
+            if len(self._stragglers) > others:
+                self._stragglers[-1].back_off(straggler.pause)
 
     def _drop(self, outcome: Outcome) -> None:
         self._leases.discard(outcome.attempt)

@@ -102,6 +102,7 @@ class _Asking:
         self._silence_code = int(ExitCode.INTERNAL)
         self._deadline = asyncio.get_running_loop().time() + _FIRST_STEP
         self._overdue = False
+        self._fault = ""
         self._last_words = ""
 
     async def wait(self) -> None:
@@ -133,7 +134,10 @@ class _Asking:
         if self._overdue:
             return f"took too long and was ended while {self._step}"
         code = self.exit_code
-        how = "broke its link" if code is None else signal_name(-code) if code < 0 else f"exit code {code}"
+        if self._fault or code is None:
+            how = f"its link broke: {self._fault or 'closed'}"
+        else:
+            how = signal_name(-code) if code < 0 else f"exit code {code}"
         text = f"ended without an answer while {self._step}: {how}"
         return f"{text}\n{self._last_words}" if self._last_words else text
 
@@ -151,5 +155,6 @@ class _Asking:
             case _:
                 pass  # nothing else is said
 
-    def _lost(self, _reason: str) -> None:
+    def _lost(self, reason: str) -> None:
+        self._fault = "" if reason == "closed" else reason
         self.done.set()

@@ -17,7 +17,6 @@ _NOT_FOR_CHILDREN = frozenset(
     {
         "NOTIFY_SOCKET",
         "MAINPID",
-        "TASKQD_SOCKET",
         # Listeners are the group's: its processes cannot share a port or a path.
         "TASKQ_METRICS_PORT",
         "TASKQ_HEALTH_SOCKET_PATH",

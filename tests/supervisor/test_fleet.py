@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskqd.supervisor.fleet import Crew, Fit, Fleet, Limits, advise, explain_misfit, judge_fleet
@@ -24,6 +24,7 @@ def test_the_worked_examples() -> None:
     assert one_per_slot.total.total == 33
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 200)), min_size=1, max_size=5), st.integers(0, 20))
 def test_the_formula_for_any_fleet(workers: list[tuple[int, int]], pods: int) -> None:
     crews = tuple(Crew(f"w{i}", replicas, slots) for i, (replicas, slots) in enumerate(workers))
@@ -71,6 +72,7 @@ def test_when_no_single_change_is_enough_all_shrink_together() -> None:
     assert advise(two, 1000) == ()
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 64)), min_size=1, max_size=4), st.integers(1, 2000))
 def test_every_advice_frees_enough(workers: list[tuple[int, int]], over: int) -> None:
     crews = tuple(Crew(f"w{i}", replicas, slots) for i, (replicas, slots) in enumerate(workers))

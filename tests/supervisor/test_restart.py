@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskqd.domain.exit_codes import ExitCode
@@ -73,6 +73,7 @@ def test_the_burst_guard_trips_however_stable_the_runs_are() -> None:
     assert isinstance(verdict(1, ready_for=60.0, recent=10), GiveUp)
 
 
+@settings(deadline=None)
 @given(
     code=st.sampled_from([0, 1, 2, 69, 70, 75, -6, -9, -11]),
     ready_for=st.none() | st.floats(0, 1e6),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from taskqd.supervisor.stopping import LEAST_GRACE, Graces, child_time, deadlines, hurry, last_moment, scale
@@ -17,6 +17,7 @@ def test_the_default_grace_holds_the_default_graces() -> None:
     assert last_moment(1000, 85) == 1081
 
 
+@settings(deadline=None)
 @given(grace=st.floats(LEAST_GRACE, 1000), cancellation=st.floats(0, 2000), cleanup=st.floats(0, 2000))
 def test_graces_that_nobody_fixed_always_fit(grace: float, cancellation: float, cleanup: float) -> None:
     found = scale(grace, Graces(cancellation, cleanup), fixed_cancellation=False, fixed_cleanup=False)
@@ -25,6 +26,7 @@ def test_graces_that_nobody_fixed_always_fit(grace: float, cancellation: float, 
     assert found.cancellation + found.cleanup < child_time(grace)
 
 
+@settings(deadline=None)
 @given(
     grace=st.floats(LEAST_GRACE, 1000),
     cancellation=st.floats(0, 2000),
@@ -50,6 +52,7 @@ def test_a_fixed_grace_that_cannot_fit_is_refused_with_the_arithmetic() -> None:
         scale(30, Graces(30, 10), fixed_cancellation=True, fixed_cleanup=False)
 
 
+@settings(deadline=None)
 @given(
     now=st.floats(0, 1e6),
     grace=st.floats(LEAST_GRACE, 1000),

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import time
 import traceback
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -126,13 +126,14 @@ class Consumers:
                 outcome = await self._run(attempt)
             finally:
                 del self._running[task]
-                slots.finished(time.monotonic() - began)
-                while task.cancelling():
-                    task.uncancel()
+            seconds = time.monotonic() - began
+            if task.cancelling():
+                await _forget_cancellation(task)
             if outcome is not None:
                 completer.submit(outcome)
                 if not completer.has_room:
                     await completer.room()
+            slots.finished(seconds)
             in_a_row += 1
             if in_a_row >= YIELD_EVERY:
                 in_a_row = 0
@@ -173,19 +174,16 @@ class Consumers:
 
     async def _run_in_thread(self, attempt: Attempt, call: partial[Any], limit: float | None) -> Outcome | None:
         """Run a plain function. Its slot stays taken until its thread ends, whatever has become of the attempt."""
-        thread = asyncio.get_running_loop().run_in_executor(self._threads, call)
+        thread = asyncio.get_running_loop().run_in_executor(self._threads, _caught, call)
         done, _ = await asyncio.wait([thread], timeout=limit)
         if not done:
             assert limit is not None  # noqa: S101
             attempt.cancellation.request(CancelOrigin.TIMEOUT)
             self._completer.submit(_timed_out(attempt, limit))
             await asyncio.wait([thread])
-            thread.exception()
             return None
-        try:
-            return self._success(attempt, thread.result())
-        except BaseException as error:
-            return self._explain(attempt, error)
+        result, error = thread.result()
+        return self._success(attempt, result) if error is None else self._explain(attempt, error)
 
     # -- outcomes -----------------------------------------------------------------------------------
 
@@ -234,6 +232,24 @@ class Consumers:
             ),
             cancellation=attempt.cancellation,
         )
+
+
+async def _forget_cancellation(task: asyncio.Task[None]) -> None:
+    """Clear what the actor, or we, asked of the task, so that it hits no later attempt."""
+    while task.cancelling():
+        task.uncancel()
+    try:
+        await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        return  # asked for and never waited for: before Python 3.13 it survives uncancel()
+
+
+def _caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """Call and return the result and the error. A future refuses to carry a StopIteration, and would never be done."""
+    try:
+        return call(), None
+    except BaseException as error:
+        return None, error
 
 
 class _InContext:

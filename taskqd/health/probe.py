@@ -4,8 +4,6 @@ import _socket
 import os
 import sys
 
-_USAGE = "usage: taskqd health live|ready|startup [--socket PATH]"
-
 
 def runtime_directories() -> list[str]:
     """Return where a group's socket may live, best first."""
@@ -22,25 +20,23 @@ def _only_socket() -> str:
             raise OSError(f"{len(names)} groups in {directory}: name one with --socket or TASKQD_SOCKET")
         if names:
             return os.path.join(directory, names[0])
-    raise OSError("no group runs here: no socket in " + ", ".join(runtime_directories()))
+    raise OSError(f"no socket in {', '.join(runtime_directories())}: name it with --socket or TASKQD_SOCKET")
 
 
 def main(argv: list[str]) -> int:
     """Return 0 when the answer is yes, 1 when it is no or none came within 2 s, 2 for wrong usage."""
     known = argv[:1] in (["live"], ["ready"], ["startup"])
-    if not known or argv[1:2] not in ([], ["--socket"]) or len(argv) not in (1, 3):
-        print(_USAGE, file=sys.stderr)
+    if not known or len(argv) not in (1, 3) or argv[1:2] not in ([], ["--socket"]):
+        print("usage: taskqd health live|ready|startup [--socket PATH]", file=sys.stderr)
         return 2
     try:
         path = argv[2] if argv[2:] else os.environ.get("TASKQD_SOCKET") or _only_socket()
         sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-        sock.settimeout(0.5)
+        sock.settimeout(1)  # to connect, and again to be answered
         sock.connect(path)
-        sock.settimeout(1.5)
         sock.send(f"GET /{argv[0]} HTTP/1.1\r\nHost: taskqd\r\n\r\n".encode())
         _, code, reason = sock.recv(512).split(b"\r\n")[0].decode().split(" ", 2)
     except (OSError, ValueError) as error:
-        print(f"{argv[0]}: no answer: {error}")
-        return 1
+        code, reason = "", f"no answer: {error}"
     print(f"{argv[0]}: {reason}")
     return 0 if code == "200" else 1

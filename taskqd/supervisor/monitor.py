@@ -138,7 +138,7 @@ class Monitor:
     def _stop_if_hopeless(self) -> None:
         """End a group whose workers are all given up: it would only pretend to be there."""
         workers = [child for child in self._children if child.spec.role == "worker"]
-        if self._failure is None and all(child.slot.state is State.FATAL for child in workers):
+        if not self._stop_requests and all(child.slot.state is State.FATAL for child in workers):
             self._failure = ExitCode.REFUSED
             self.stop("no worker is left that could be restarted")
 

@@ -198,6 +198,7 @@ async def test_wrong_usage_is_2(tmp_path: Path) -> None:
     assert (await probe())[0] == 2
     assert (await probe("alive"))[0] == 2
     assert (await probe("live", "--sock", "x"))[0] == 2
+    assert (await probe("live", "--socket"))[0] == 2
 
 
 def test_the_probe_imports_next_to_nothing() -> None:

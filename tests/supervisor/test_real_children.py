@@ -14,6 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from taskqd import TaskQ, actor
+from taskqd.health.probe import main as probe
 from tests.support import Command, eventually, wait_until
 
 
@@ -81,6 +82,10 @@ async def enqueue(dsn: str, schema: str, how: str) -> None:
 
 def test_it_comes_up_and_stops_clean(running: Callable[..., Command], short_dir: Path) -> None:
     command = running()
+    for name in ("group.sock", "group/io.0.sock", "group/scheduler.0.sock"):
+        for question in ("live", "ready"):
+            assert probe([question, "--socket", str(short_dir / "run" / name)]) == 0
+    assert probe(["startup", "--socket", str(short_dir / "run" / "group.sock")]) == 0
     command.process.terminate()
     assert command.wait() == 0, command.stderr
     assert list((short_dir / "run").rglob("*")) == []

@@ -7,10 +7,9 @@ import sys
 
 def runtime_directories() -> list[str]:
     """Return where a group's socket may live, best first."""
-    systemd = os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
-    session = os.environ.get("XDG_RUNTIME_DIR")
-    places = [systemd, session and session + "/taskqd", "/run/taskqd", f"/tmp/taskqd-{os.getuid()}"]  # noqa: S108
-    return [place for place in places if place]
+    systemd, session = os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0], os.environ.get("XDG_RUNTIME_DIR")
+    own = session and session + "/taskqd"
+    return [place for place in (systemd, own, "/run/taskqd", f"/tmp/taskqd-{os.getuid()}") if place]  # noqa: S108
 
 
 def _only_socket() -> str:
@@ -25,8 +24,7 @@ def _only_socket() -> str:
 
 def main(argv: list[str]) -> int:
     """Return 0 when the answer is yes, 1 when it is no or none came within 2 s, 2 for wrong usage."""
-    known = argv[:1] in (["live"], ["ready"], ["startup"])
-    if not known or len(argv) not in (1, 3) or argv[1:2] not in ([], ["--socket"]):
+    if len(argv) not in (1, 3) or argv[0] not in ("live", "ready", "startup") or argv[1:2] not in ([], ["--socket"]):
         print("usage: taskqd health live|ready|startup [--socket PATH]", file=sys.stderr)
         return 2
     try:

@@ -98,7 +98,7 @@ def test_a_stop_before_there_is_a_plan(group: StartGroup) -> None:
 
 @pytest.mark.parametrize("mode", ["idle", "blocked", "gil-held", "spinning", "never-ready", "grandchild"])
 def test_nothing_outlives_a_killed_supervisor(group: StartGroup, mode: str) -> None:
-    g = group(modes={"io": mode}, tables={"[workers]": "replicas = 2"})
+    g = group(modes={"io": mode}, tables={"[workers]": "replicas = 2", "supervisor": "max_booting = 2"})
     g.wait_for("spawn" if mode == "never-ready" else "ready", 2)
     if mode == "never-ready":
         wait_until(lambda: len([p for p in g.processes() if "standin.py" in " ".join(p.cmdline())]) == 2)

@@ -110,6 +110,15 @@ def test_nothing_outlives_a_killed_supervisor(group: StartGroup, mode: str) -> N
     wait_until(lambda: not any(_alive(worker) for worker in workers), 10)
 
 
+def test_the_preflight_does_not_outlive_a_killed_supervisor(group: StartGroup) -> None:
+    g = group(TASKQ_PG_DSN="postgresql://nobody@127.0.0.1:9/none")
+    g.wait_for("preflight-warning")
+    (preflight,) = g.processes()
+    g.command.signal(signal.SIGKILL)
+    g.command.wait()
+    wait_until(lambda: not _alive(preflight))
+
+
 def test_the_next_supervisor_takes_over_what_a_killed_one_left(group: StartGroup) -> None:
     g = group()
     g.wait_for("ready")

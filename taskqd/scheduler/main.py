@@ -148,6 +148,7 @@ class Scheduler:
             max_size=POOL_SIZE,
             command_timeout=STATEMENT_TIMEOUT,
             max_inactive=settings.pool_max_inactive_lifetime,
+            pinned=True,
         )
         self._core = Maintenance(self._pool, self._schema, statement_timeout=STATEMENT_TIMEOUT)
 

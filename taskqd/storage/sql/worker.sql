@@ -1,5 +1,7 @@
 -- The statements of a worker process. Sessions that run them are pinned (storage/connect.py), so that a plan never
--- flips to a scan or a sort of the backlog. Lock order everywhere: jobs in id order, skipping what others hold.
+-- flips to a scan or a sort of the backlog. `id = any(array[x])` is `id = x` without the walk over the whole primary
+-- key that the planner prefers on a nearly empty table, in a plan that outlives that state. Lock order everywhere: jobs in
+-- id order, skipping what others hold.
 
 -- name: register_worker
 -- Announces this process. Serves presence and the release of its rows; primary key only.
@@ -100,7 +102,7 @@ with given as materialized (
     select * from unnest($1::uuid[], $2::int[], $3::float8[]) as g(id, epoch, run_seconds)
 ), near as materialized (
     select j.id, g.run_seconds
-    from given g join {schema}.jobs j on j.id = g.id
+    from given g join {schema}.jobs j on j.id = any(array[g.id])
     where j.epoch = g.epoch and j.lock_expires_at is not null
       and (j.lock_expires_at < clock_timestamp() + make_interval(secs => $5::float8)
            or j.heartbeat_timeout is not null
@@ -111,23 +113,27 @@ with given as materialized (
         lock_expires_at = clock_timestamp() + make_interval(secs => $4::float8),
         last_heartbeat_at = clock_timestamp(),
         started_at = coalesce(j.started_at, clock_timestamp() - make_interval(secs => n.run_seconds))
-    from near n where j.id = n.id
+    from near n where j.id = any(array[n.id])
     returning j.id
 )
 select g.id, g.epoch
-from given g left join {schema}.jobs j on j.id = g.id
+from given g left join {schema}.jobs j on j.id = any(array[g.id])
 where j.id is null or j.epoch <> g.epoch or j.lock_expires_at is null
 
 -- name: settle_succeeded
 -- Ends attempts well. Answers the ids it applied to; the caller asks `settle_state` about the rest. Primary key of
--- jobs: no index predicate is repeated, so no statistics can turn this into a walk over the running index.
+-- jobs: no index predicate is repeated, so no statistics can turn this into a walk over the running index. The lateral
+-- lock and the join by ctid leave the planner one way. A row that somebody renewed since this statement began is
+-- missed, and still this attempt's.
 with given as materialized (
     select * from unnest($1::uuid[], $2::int[], $3::float8[], $4::text[]) as g(id, epoch, run_seconds, result)
 ), locked as materialized (
-    select j.id, g.run_seconds, g.result
-    from given g join {schema}.jobs j on j.id = g.id
-    where j.epoch = g.epoch and j.lock_expires_at is not null
-    for no key update of j skip locked
+    select x.ctid, g.run_seconds, g.result
+    from given g cross join lateral (
+        select j.ctid from {schema}.jobs j
+        where j.id = g.id and j.epoch = g.epoch and j.lock_expires_at is not null
+        for no key update skip locked
+    ) x
 ), settled as (
     update {schema}.jobs j set
         status = 'succeeded', finished_at = clock_timestamp(), lock_expires_at = null, cancel_phase = 0,
@@ -135,7 +141,7 @@ with given as materialized (
         result = l.result::jsonb, result_size_bytes = octet_length(l.result),
         error_class = null, error_message = null, error_traceback = null,
         idempotency_freed = j.unique_while_active
-    from locked l where j.id = l.id
+    from locked l where j.ctid = l.ctid
     returning j.id
 )
 select array_agg(id) from settled
@@ -155,7 +161,7 @@ with given as materialized (
             and (j.retry_kind = 'indefinite' or j.attempt < j.max_attempts) as may_retry,
         coalesce(make_interval(secs => g.delay),
             {schema}.retry_delay(j.attempt, j.retry_backoff, j.retry_base, j.retry_cap, j.retry_jitter)) as wait
-    from given g join {schema}.jobs j on j.id = g.id
+    from given g join {schema}.jobs j on j.id = any(array[g.id])
     where j.epoch = g.epoch and j.lock_expires_at is not null
     for no key update of j skip locked
 ), decided as materialized (
@@ -191,7 +197,7 @@ with given as materialized (
         route = case when d.again then coalesce(c.queue, j.queue) else j.route end,
         lane = case when d.again then '' else j.lane end
     from decided d left join {schema}.actor_config c on c.actor = d.actor
-    where j.id = d.id
+    where j.id = any(array[d.id])
     returning j.id, j.status
 )
 select array_agg(id) as ids, count(*) filter (where status = 'pending') as repended,
@@ -208,7 +214,7 @@ with given as materialized (
         coalesce(j.started_at, clock_timestamp() - make_interval(secs => g.run_seconds)) as started_at,
         j.schedule_to_close is null
             or clock_timestamp() + make_interval(secs => g.delay) < j.schedule_to_close as again
-    from given g join {schema}.jobs j on j.id = g.id
+    from given g join {schema}.jobs j on j.id = any(array[g.id])
     where j.epoch = g.epoch and j.lock_expires_at is not null
     for no key update of j skip locked
 ), attempted as (
@@ -236,7 +242,7 @@ with given as materialized (
         route = case when l.again then coalesce(c.queue, j.queue) else j.route end,
         lane = case when l.again then '' else j.lane end
     from locked l left join {schema}.actor_config c on c.actor = l.actor
-    where j.id = l.id
+    where j.id = any(array[l.id])
     returning j.id, j.status
 )
 select array_agg(id) as ids, count(*) filter (where status = 'pending') as repended,
@@ -252,7 +258,7 @@ with given as materialized (
 ), locked as materialized (
     select g.*, j.attempt, j.worker_id, j.claimed_at, j.actor, g.run_seconds is not null as began,
         coalesce(j.started_at, clock_timestamp() - make_interval(secs => g.run_seconds)) as started_at
-    from given g join {schema}.jobs j on j.id = g.id
+    from given g join {schema}.jobs j on j.id = any(array[g.id])
     where j.epoch = g.epoch and j.lock_expires_at is not null
     for no key update of j skip locked
 ), attempted as (
@@ -269,7 +275,7 @@ with given as materialized (
         cancel_phase = 0,
         route = coalesce(c.queue, j.queue), lane = ''
     from locked l left join {schema}.actor_config c on c.actor = l.actor
-    where j.id = l.id
+    where j.id = any(array[l.id])
     returning j.id
 )
 select array_agg(id) as ids, count(*) as repended, 0::bigint as failed, (select {schema}.wake()) from settled
@@ -280,8 +286,8 @@ select array_agg(id) as ids, count(*) as repended, 0::bigint as failed, (select 
 select g.id, g.epoch, j.status::text as status, coalesce(j.epoch = g.epoch, false) as same_epoch,
     coalesce(j.epoch = g.epoch and j.lock_expires_at is not null, false) as held, a.outcome
 from unnest($1::uuid[], $2::int[]) as g(id, epoch)
-left join {schema}.jobs j on j.id = g.id
-left join {schema}.job_attempts a on a.job_id = g.id and a.epoch = g.epoch
+left join {schema}.jobs j on j.id = any(array[g.id])
+left join {schema}.job_attempts a on a.job_id = any(array[g.id]) and a.epoch = g.epoch
 
 -- name: micro_reap
 -- An idle claim takes back a few expired rows, so that a fleet without a scheduler heals itself. Small running index.

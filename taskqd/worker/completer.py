@@ -83,7 +83,7 @@ class Completer:
         return self._room.is_set()
 
     async def flush(self, timeout: float) -> bool:
-        """Wait until everything is settled, stragglers left out; False after ``timeout`` seconds."""
+        """Wait until everything is settled or disowned; False after ``timeout`` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 await self._empty.wait()
@@ -101,7 +101,8 @@ class Completer:
         await self._settle_stragglers()
         if self._waiting:
             return 0.0
-        self._empty.set()
+        if not self._stragglers:
+            self._empty.set()
         return min((straggler.due - time.monotonic() for straggler in self._stragglers), default=None)
 
     async def _settle_group(self) -> None:

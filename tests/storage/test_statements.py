@@ -8,6 +8,7 @@ from importlib.resources import files
 import pytest
 
 from taskqd.domain.errors import ConfigError
+from taskqd.domain.names import SCHEMA_RULE
 from taskqd.storage.schema_name import check_schema_name, quote, render, wake_channel
 from taskqd.storage.statements import load, parse
 
@@ -115,7 +116,7 @@ def test_another_schema_name_is_refused_with_one_that_would_do(name: str, sugges
     with pytest.raises(ConfigError) as caught:
         check_schema_name(name)
     message = str(caught.value)
-    assert f"schema name {name!r} is invalid: allowed are letters, digits and '_'" in message
+    assert f"schema name {name!r} is invalid: allowed are {SCHEMA_RULE}" in message
     if suggestion is None:
         assert "did you mean" not in message
     else:

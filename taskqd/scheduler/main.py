@@ -22,8 +22,8 @@ from taskqd.health.server import HealthServer, Report
 from taskqd.observe import logs
 from taskqd.scheduler.maintenance import Maintenance, MaintenanceLoops
 from taskqd.settings import Settings
-from taskqd.storage.connect import connect_with_retry, create_pool
-from taskqd.storage.migrate import check_schema
+from taskqd.storage.boot import boot_connection
+from taskqd.storage.connect import create_pool
 from taskqd.storage.statements import load
 
 POOL_SIZE = 2
@@ -127,18 +127,8 @@ class Scheduler:
 
     async def _open(self) -> None:
         settings = self._settings
-        connection = await connect_with_retry(
-            settings.direct_dsn(),
-            role="boot",
-            schema=self._schema,
-            group=self._group,
-            boot_timeout=settings.database_boot_timeout,
-            on_retry=lambda why, pause: _log.warning("database-unavailable", why=why, retry_in=round(pause, 2)),
-        )
-        try:
-            await check_schema(connection, self._schema)
-        finally:
-            await connection.close()
+        async with boot_connection(settings, group=self._group, on_retry=self._database_away):
+            pass  # only to wait for the database and to look at the schema
         self._pool = await create_pool(
             settings.direct_dsn(),
             role="scheduler",
@@ -185,6 +175,9 @@ class Scheduler:
 
     def _on_drain(self, _drain: Drain) -> None:
         self._stopping.set()
+
+    def _database_away(self, why: str, pause: float) -> None:
+        _log.warning("database-unavailable", why=why, retry_in=round(pause, 2))
 
     def _loop_failed(self, name: str, error: BaseException, streak: int) -> None:
         _log.warning("loop-failed", loop=name, streak=streak, error=f"{type(error).__name__}: {error}")

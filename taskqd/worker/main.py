@@ -20,8 +20,7 @@ from taskqd.health.control import ControlLink, Drain
 from taskqd.health.server import HealthServer
 from taskqd.observe import logs
 from taskqd.settings import Settings
-from taskqd.storage.connect import connect_with_retry
-from taskqd.storage.migrate import check_schema
+from taskqd.storage.boot import boot_connection
 from taskqd.storage.statements import load
 from taskqd.worker import report
 from taskqd.worker.engine import Engine, all_within
@@ -103,24 +102,16 @@ class Worker:
             await self._health.start()
         if settings.watchdog_enabled:
             self._watchdog.start()
-        connection = await connect_with_retry(
-            settings.direct_dsn(),
-            role="boot",
-            schema=settings.schema_name,
-            group=self._group,
-            boot_timeout=settings.database_boot_timeout,
-            on_retry=lambda why, pause: _log.warning("database-unavailable", why=why, retry_in=round(pause, 2)),
-        )
-        try:
-            await check_schema(connection, settings.schema_name)
+        async with boot_connection(settings, group=self._group, on_retry=self._database_away) as connection:
             await self._store_actors(connection)
             await self._register(connection)
-        finally:
-            await connection.close()
         if self._link is not None:
             self._link.send_progress("registered")
         self._engine = await Engine.open(settings, self._registry, self.id, self._group)
         self._engine.start()
+
+    def _database_away(self, why: str, pause: float) -> None:
+        _log.warning("database-unavailable", why=why, retry_in=round(pause, 2))
 
     async def _store_actors(self, connection: asyncpg.Connection) -> None:
         max_backoff = self._settings.max_retry_backoff

@@ -592,8 +592,20 @@ begin
     if enqueue.actor is null or enqueue.payload is null or enqueue.idempotency_scope is null then
         raise exception 'actor, payload and idempotency_scope must not be null' using errcode = '22004';
     end if;
-    if trim(enqueue.idempotency_key) = '' then
-        raise exception 'idempotency_key must not be empty' using errcode = '22023';
+    if trim(enqueue.actor) = '' or trim(enqueue.idempotency_key) = '' then
+        raise exception '% must not be empty', case when trim(enqueue.actor) = '' then 'actor' else 'idempotency_key' end
+            using errcode = '22023';
+    end if;
+    if octet_length(enqueue.idempotency_key) > 1024 or octet_length(enqueue.idempotency_scope) > 1024 then
+        raise exception 'idempotency_key and idempotency_scope must be at most 1024 bytes each' using errcode = '22023';
+    end if;
+    if enqueue.queue !~ '^[A-Za-z_][A-Za-z0-9_.-]{0,199}$' then
+        raise exception 'queue = % must be 1 to 200 letters, digits, ''_'', ''.'' or ''-'', starting with a letter or ''_''',
+            enqueue.queue using errcode = '22023';
+    end if;
+    if enqueue.scheduled_at not between '0001-01-01 00:00:00+00' and '9999-12-31 00:00:00+00' then
+        raise exception 'scheduled_at = % must be between the years 1 and 9999', enqueue.scheduled_at
+            using errcode = '22023';
     end if;
     select * into home from {schema}.actor_config c where c.actor = enqueue.actor;
     for try in 1..3 loop

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID
 
 import asyncpg
 
 from taskqd.domain.ids import new_uuid
+from taskqd.storage.schema_name import wake_channel
 from taskqd.storage.statements import load
 from taskqd.worker.floors import BEGINNING
 
@@ -115,6 +118,17 @@ class JobTable:
             f'select detail from "{self.schema}".job_events where job_id = $1 order by id', job_id
         )
         return [json.loads(record["detail"]) for record in records]
+
+    @asynccontextmanager
+    async def listening(self, dsn: str) -> AsyncIterator[list[str]]:
+        """Yield a list that grows with every wake-up of the schema."""
+        heard: list[str] = []
+        listener = await asyncpg.connect(dsn, timeout=30)
+        try:
+            await listener.add_listener(wake_channel(self.schema), lambda *arguments: heard.append(arguments[2]))
+            yield heard
+        finally:
+            await listener.close(timeout=10)
 
     async def counts(self) -> dict[str, int]:
         """Return how many jobs are in each status."""

@@ -10,6 +10,7 @@ import pytest
 
 from taskqd.domain.ids import new_uuid
 from tests.jobs import JobTable
+from tests.support import eventually
 
 
 class Settlement:
@@ -381,18 +382,10 @@ async def test_a_started_row_is_an_interrupt_and_never_the_end_of_a_job(
 
 
 async def test_a_release_wakes_the_others(jobs: JobTable, settle: Settlement, worker: UUID, dsn: str) -> None:
-    from taskqd.storage.schema_name import wake_channel
-    from tests.support import eventually
-
-    heard: list[str] = []
-    listener = await asyncpg.connect(dsn)
-    try:
-        await listener.add_listener(wake_channel(jobs.schema), lambda *_: heard.append("wake"))
-        (job,) = await jobs.running(worker)
+    (job,) = await jobs.running(worker)
+    async with jobs.listening(dsn) as heard:
         await settle.released((job, 1))
         await eventually(lambda: heard)
-    finally:
-        await listener.close()
 
 
 # -- where a hand-back goes -------------------------------------------------------------------------

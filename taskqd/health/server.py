@@ -74,6 +74,7 @@ class HealthServer:
         self._routes: dict[str, Route] = {"/live": live, "/ready": ready, **(routes or {})}
         self._metrics = metrics
         self._server: asyncio.Server | None = None
+        self._port: asyncio.Server | None = None
         self._inode: int | None = None
         self._connections = 0
 
@@ -87,8 +88,18 @@ class HealthServer:
             sock.close()
             raise
 
+    async def listen_on_port(self, host: str, port: int) -> None:
+        """Serve the same on a TCP port too. ``ConfigError`` when it is taken or not ours to bind."""
+        try:
+            self._port = await asyncio.start_server(self._serve, host, port, limit=_HEADER_LIMIT)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+
     async def stop(self) -> None:
         """Stop listening and remove the socket unless another process replaced it. Safe to call twice."""
+        port, self._port = self._port, None
+        if port is not None:
+            port.close()
         server, self._server = self._server, None
         if server is None:
             return

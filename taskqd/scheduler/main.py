@@ -90,6 +90,8 @@ class Scheduler:
                     self._settings.health_socket_path, live=self._live, ready=self._ready, metrics=self._metrics
                 )
                 await self._health.start()
+                if self._settings.metrics_port is not None:
+                    await self._health.listen_on_port(self._settings.metrics_host, self._settings.metrics_port)
             loops.start()
             beat.start()
             if not self._stopping.is_set():

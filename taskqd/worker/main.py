@@ -100,6 +100,8 @@ class Worker:
             )
         if settings.health_enabled:
             await self._health.start()
+            if settings.metrics_port is not None:
+                await self._health.listen_on_port(settings.metrics_host, settings.metrics_port)
         if settings.watchdog_enabled:
             self._watchdog.start()
         async with boot_connection(settings, group=self._group, on_retry=self._database_away) as connection:

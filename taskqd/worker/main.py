@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-import threading
 
 import asyncpg
 import uvloop
@@ -24,7 +23,7 @@ from taskqd.storage.boot import boot_connection
 from taskqd.storage.statements import load
 from taskqd.worker import report
 from taskqd.worker.engine import Engine, all_within
-from taskqd.worker.shutdown import TAIL, ShutdownPlan
+from taskqd.worker.shutdown import LAST_SECOND, TAIL, ShutdownPlan, exit_within
 from taskqd.worker.watchdog import Watchdog
 
 _log = logs.get_logger("taskqd.worker")
@@ -40,10 +39,13 @@ def run_worker(settings: Settings, actors: str) -> int:
     label = f"{name}.{os.environ.get('TASKQD_INDEX', '0')}" if name else settings.worker_label
     logs.configure(settings.log_format, settings.log_level, **({"worker": label} if label else {}))
     registry = load_registry(actors)
-    code = uvloop.run(Worker(settings, registry, label).run())
-    if any(thread.name.startswith("taskqd-actor") for thread in threading.enumerate()):
-        # Interpreter exit would join threads that a plain function may keep for ever.
-        os._exit(code)
+    return uvloop.run(_run(Worker(settings, registry, label)))
+
+
+async def _run(worker: Worker) -> int:
+    code = await worker.run()
+    # The event loop and the interpreter would wait for tasks and threads that handlers may keep for ever.
+    exit_within(0.0 if worker.busy else LAST_SECOND, code)
     return code
 
 
@@ -75,6 +77,11 @@ class Worker:
             ready=lambda: report.ready(self._engine, self._phase, settings.heartbeat_interval),
             metrics=lambda: report.metrics(self._engine),
         )
+
+    @property
+    def busy(self) -> bool:
+        """True while a handler runs, one whose job was released included."""
+        return self._engine is not None and bool(self._engine.consumers.running)
 
     async def run(self) -> int:
         """Boot, work until asked to stop, stop."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 import time
 from dataclasses import dataclass
 
 TAIL = 3.0
 """Seconds for the closes at the end; they run concurrently, each bounded by this."""
+LAST_SECOND = 1.0
+"""Seconds that the interpreter may take to end once everything of ours is closed."""
 
 
 @dataclass(slots=True)
@@ -40,3 +45,17 @@ class ShutdownPlan:
             self.force_at = min(self.force_at, now + length)
         else:
             self.force_at = min(self.force_at, now)
+
+
+def exit_within(seconds: float, code: int) -> None:
+    """End the process with ``code`` after ``seconds``, unless it has ended by itself; at once for 0."""
+
+    def end() -> None:
+        time.sleep(seconds)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    if seconds <= 0:
+        end()
+    threading.Thread(target=end, name="taskqd-exit", daemon=True).start()

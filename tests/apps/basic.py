@@ -187,12 +187,30 @@ async def stubborn(payload: Work, ctx: JobContext[Work]) -> None:
             note("swallowed", ctx, payload.key)
 
 
+@actor(name="leaves_a_thread", retry=AT_ONCE)
+async def leaves_a_thread(payload: Work, ctx: JobContext[Work]) -> None:
+    """Wait for a thread that nobody can stop."""
+    note("start", ctx, payload.key)
+    await asyncio.to_thread(time.sleep, payload.seconds)
+
+
 @actor(name="blocks", retry=MANY)
 async def blocks(payload: Work, ctx: JobContext[Work]) -> None:
     """Block the event loop, as an actor must not."""
     note("start", ctx, payload.key)
     time.sleep(payload.seconds)
     note("end", ctx, payload.key)
+
+
+@actor(name="blocks_when_cancelled", retry=AT_ONCE)
+async def blocks_when_cancelled(payload: Work, ctx: JobContext[Work]) -> None:
+    """Wait; on cancellation block the event loop."""
+    note("start", ctx, payload.key)
+    try:
+        await asyncio.sleep(payload.seconds)
+    except asyncio.CancelledError:
+        time.sleep(payload.seconds)
+        raise
 
 
 @actor(name="big", retry=AT_ONCE)
@@ -297,7 +315,9 @@ actors = [
     tidy,
     listens,
     stubborn,
+    leaves_a_thread,
     blocks,
+    blocks_when_cancelled,
     big,
     nul_message,
     nul_result,

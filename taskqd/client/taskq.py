@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import UUID
@@ -15,6 +14,7 @@ from taskqd.client.handle import JobHandle
 from taskqd.client.jobs import Jobs
 from taskqd.client.rows import JobRow
 from taskqd.client.wake import WakeSender
+from taskqd.settings.client import client_settings
 from taskqd.storage.connect import create_pool
 from taskqd.storage.schema_name import check_schema_name
 
@@ -69,7 +69,9 @@ class TaskQ(Jobs):
                 f"min_pool_size = {min_pool_size} and max_pool_size = {max_pool_size} must satisfy "
                 f"1 <= min <= max <= {MAX_POOL}"
             )
-        self.schema = check_schema_name(schema or os.environ.get("TASKQ_SCHEMA_NAME") or "taskq")
+        settings = client_settings()
+        self.schema = check_schema_name(schema or settings.schema_name)
+        self._client_settings = settings
         self._dsn = dsn
         self._given_pool = pool
         self._sizes = (min_pool_size, max_pool_size)
@@ -92,7 +94,13 @@ class TaskQ(Jobs):
                 )
             wake = WakeSender(pool, self.schema, _wake_failed)
             wake.start()
-            super().__init__(pool, Enqueuer(self.schema), wake)
+            settings = self._client_settings
+            enqueuer = Enqueuer(
+                self.schema,
+                key_max_bytes=settings.idempotency_key_max_bytes,
+                max_backoff=settings.max_retry_backoff,
+            )
+            super().__init__(pool, enqueuer, wake)
         return self
 
     async def close(self) -> None:

@@ -95,9 +95,16 @@ class Producer:
             if got < room:
                 self._floors.want_rescan()
             return 0.0
-        if got == 0:  # an idle fleet heals itself, scheduler or not
-            await self._pool.execute(self._sql.micro_reap, timeout=self._command_timeout)
+        if got == 0 and await self._maintain():
+            self._drained = False
+            self._floors.want_rescan()
+            return 0.0
         return self._pause()
+
+    async def _maintain(self) -> bool:
+        """A little maintenance, so that a fleet without a scheduler still moves; True when it made work claimable."""
+        done = await self._pool.fetchrow(self._sql.micro_maintenance, timeout=self._command_timeout)
+        return bool(done["reaped"] or done["promoted"])
 
     def _pause(self) -> float:
         return min(self._poll_interval, STALE_AFTER / 2) if self._slots.waiting else self._poll_interval

@@ -232,4 +232,4 @@ async def test_the_crash_of_an_attempt_ends_nothing_that_a_later_one_holds(jobs:
 async def test_an_idle_worker_takes_back_a_few(jobs: JobTable) -> None:
     ids = await jobs.running(await jobs.register(), 8)
     await jobs.update(ids, lock_expires_at=EXPIRED)
-    assert await jobs.conn.fetchval(jobs.worker_sql.micro_reap) == 5
+    assert await jobs.conn.fetchval(jobs.worker_sql.micro_maintenance) == 5

@@ -289,6 +289,16 @@ from unnest($1::uuid[], $2::int[]) as g(id, epoch)
 left join {schema}.jobs j on j.id = any(array[g.id])
 left join {schema}.job_attempts a on a.job_id = any(array[g.id]) and a.epoch = g.epoch
 
--- name: micro_reap
--- An idle claim takes back a few expired rows, so that a fleet without a scheduler heals itself. Small running index.
-select {schema}.reap(5)
+-- name: micro_maintenance
+-- What an idle claim does before it sleeps: takes back a few expired rows and makes due ones claimable, so that a fleet
+-- without a scheduler still moves. Serves from the small running index and jobs_due; skips what others hold.
+with due as materialized (
+    select ctid from {schema}.jobs
+    where status = 'scheduled' and scheduled_at <= statement_timestamp()
+    order by scheduled_at
+    limit 100
+    for update skip locked
+), promoted as (
+    update {schema}.jobs j set status = 'pending' from due d where j.ctid = d.ctid returning 1
+)
+select {schema}.reap(5) as reaped, (select count(*)::int from promoted) as promoted

@@ -82,9 +82,11 @@ async def test_a_job_out_of_attempts_fails_with_its_last_error(fleet: Fleet, tq:
     assert len(fleet.executions()) == 3
 
 
-async def test_a_retry_waits_its_backoff_and_comes_soon_after(fleet: Fleet, tq: TaskQ) -> None:
+@pytest.mark.parametrize("scheduled", [True, False], ids=["scheduler", "no-scheduler"])
+async def test_a_retry_waits_its_backoff_and_comes_soon_after(fleet: Fleet, tq: TaskQ, scheduled: bool) -> None:
     fleet.worker()
-    fleet.scheduler()
+    if scheduled:
+        fleet.scheduler()
     handle = await tq.enqueue(basic.backs_off, Work())
     assert await handle.wait(WAIT) == "at last"
     first, second = fleet.executions()

@@ -29,6 +29,8 @@ class Board:
         """When the supervisor made its last round."""
         self.longest_gap = 0.0
         """The longest time, in seconds, that the supervisor itself stood still."""
+        self.stops_by: float | None = None
+        """When a group that stops will be gone at the latest; monotonic seconds."""
         self.unknown_reaped: Callable[[], int] = int
 
     def routes(self) -> dict[str, Route]:
@@ -64,6 +66,19 @@ class Board:
             "budget": self.budget,
         }
         return Report(True, body)
+
+    def headline(self) -> str:
+        """Return the state of the group in one line, for the service manager's status."""
+        if self.phase == "preflight":
+            return self._waiting_for()
+        if self.stops_by is not None:
+            alive = [child for child in self.children if child.slot.state in ALIVE]
+            jobs = sum(int(_number(child, "inflight") or 0) for child in alive)
+            left = max(0.0, self.stops_by - time.monotonic())
+            return f"stopping: {len(alive)} processes, {jobs} jobs, at most {left:.0f} s left"
+        line = self._unready() or f"{len(self.children)}/{len(self.children)} ready"
+        required, available = self.budget.get("required"), self.budget.get("available")
+        return f"{line}, budget {required}/{available} connections" if available else line
 
     def metrics(self) -> str:
         """The state of the group in the Prometheus text format."""

@@ -40,13 +40,15 @@ async def consult(
     reaper: Reaper,
     environ: Mapping[str, str],
     on_warning: Callable[[str], None],
+    on_step: Callable[[float], None] = lambda _within: None,
 ) -> Plan:
     """Run the preflight child with ``arguments`` and return its plan.
 
+    ``on_step`` is given the seconds that each step may take, as it begins.
     Raises ``PreflightError`` with the child's message and exit code, or with 70 when it took longer than it
     had announced or ended without an answer. The child is gone when this returns.
     """
-    asking = _Asking(on_warning)
+    asking = _Asking(on_warning, on_step)
     loop = asyncio.get_running_loop()
     try:
         new = spawn(preflight_command(arguments), base_environment(environ, None))
@@ -92,11 +94,12 @@ async def consult_alone(arguments: Sequence[str]) -> tuple[Plan, list[str]]:
 class _Asking:
     """What the child has said so far."""
 
-    def __init__(self, on_warning: Callable[[str], None]) -> None:
+    def __init__(self, on_warning: Callable[[str], None], on_step: Callable[[float], None]) -> None:
         self.lines = LineProtocol(self._receive, self._lost, limit=_ANSWER_LIMIT)
         self.done = asyncio.Event()
         self.exit_code: int | None = None
         self._on_warning = on_warning
+        self._on_step = on_step
         self._answer: Message | None = None
         self._step = "starting"
         self._silence_code = int(ExitCode.INTERNAL)
@@ -147,6 +150,7 @@ class _Asking:
                 self._step = str(message["text"])
                 self._silence_code = int(message["silence"])
                 self._deadline = asyncio.get_running_loop().time() + float(message["within"])
+                self._on_step(float(message["within"]))
             case "warning":
                 self._on_warning(str(message["text"]))
             case "plan" | "error":

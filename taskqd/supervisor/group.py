@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
 
 from taskqd.domain.exit_codes import ExitCode
@@ -17,6 +18,7 @@ from taskqd.supervisor.monitor import Command, Monitor
 from taskqd.supervisor.plan import Plan
 from taskqd.supervisor.reaper import Reaper
 from taskqd.supervisor.runtime import GroupFiles, choose_directory
+from taskqd.supervisor.sdnotify import Notifier
 from taskqd.supervisor.spawn import child_command
 from taskqd.supervisor.workgroup import SCHEDULER, Workgroup, WorkgroupError, load_workgroup
 
@@ -35,7 +37,7 @@ async def run_group(
     fit (78, 75).
     """
     environ = os.environ if environ is None else environ
-    reaper, stop_signals = Reaper(), _StopSignals()
+    reaper, stop_signals, notifier = Reaper(), _StopSignals(), Notifier.from_environ(environ)
     stop_signals.install()
     reaper.start()
     try:
@@ -56,7 +58,8 @@ async def run_group(
             )
             await server.start()
             try:
-                plan = await _preflight(file, reaper, environ, stop_signals, log)
+                notifier.round(board.headline(), ready=False)
+                plan = await _preflight(file, reaper, environ, stop_signals, log, notifier)
                 if plan is None:
                     return ExitCode.DONE
                 monitor = Monitor(
@@ -67,6 +70,7 @@ async def run_group(
                     reaper=reaper,
                     environ=environ,
                     command=command,
+                    notifier=notifier,
                 )
                 stop_signals.listener = monitor.stop
                 return await monitor.run()
@@ -76,10 +80,16 @@ async def run_group(
             files.release()
     finally:
         reaper.stop()
+        notifier.close()
 
 
 async def _preflight(
-    file: str, reaper: Reaper, environ: Mapping[str, str], stop_signals: _StopSignals, log: Journal
+    file: str,
+    reaper: Reaper,
+    environ: Mapping[str, str],
+    stop_signals: _StopSignals,
+    log: Journal,
+    notifier: Notifier,
 ) -> Plan | None:
     """Return the plan, or None when the group was told to stop before there was one."""
     log.tell("preflight")
@@ -92,6 +102,7 @@ async def _preflight(
                 reaper=reaper,
                 environ=environ,
                 on_warning=lambda text: log.tell("preflight-warning", "warning", why=text),
+                on_step=lambda within: notifier.boot_until(time.monotonic() + within),
             )
     except TimeoutError:
         log.tell("shutdown-complete", exit_code=int(ExitCode.DONE), why="told to stop before the start")

@@ -34,6 +34,7 @@ from taskqd.supervisor.journal import Journal
 from taskqd.supervisor.plan import ChildSpec, Plan
 from taskqd.supervisor.reaper import Reaper
 from taskqd.supervisor.runtime import GroupFiles
+from taskqd.supervisor.sdnotify import Notifier
 from taskqd.supervisor.slot import ALIVE, State
 from taskqd.supervisor.spawn import base_environment, child_command, child_environment, spawn
 from taskqd.supervisor.state import step
@@ -61,8 +62,10 @@ class Monitor:
         reaper: Reaper,
         environ: Mapping[str, str],
         command: Command = child_command,
+        notifier: Notifier | None = None,
     ) -> None:
         self._plan = plan
+        self._notifier = notifier or Notifier("")
         self._files = files
         self._board = board
         self._journal = journal
@@ -102,6 +105,7 @@ class Monitor:
                 self._tell_dump(child)
             for child in self._next_to_spawn():
                 await self._spawn(child)
+            self._notify()
             await self._pause()
         return self._result()
 
@@ -128,6 +132,13 @@ class Monitor:
             self._journal.tell("standstill", "warning", gap_s=round(gap, 1))
             for child in self._children:
                 self._apply(child, Rearm(gap))
+
+    def _notify(self) -> None:
+        """Tell the service manager, once a round: a supervisor that makes none is not fed to its watchdog."""
+        booting = [child.slot.deadline for child in self._children if child.slot.state is State.BOOTING]
+        if latest := max((deadline for deadline in booting if deadline is not None), default=None):
+            self._notifier.boot_until(latest)
+        self._notifier.round(self._board.headline(), ready=self._board.came_up)
 
     def _finished(self) -> bool:
         if not self._stops_done:
@@ -199,6 +210,8 @@ class Monitor:
         self._board.phase = "stopping"
         self._last_moment = last_moment(now, self._plan.grace)
         self._journal.tell("shutdown-begin", reason=reason, within_s=round(self._last_moment - now, 2))
+        self._board.stops_by = self._last_moment
+        self._notifier.stopping(self._board.headline())
         for child in self._children:
             child.deadlines = deadlines(now, self._plan.grace, child.spec.graces)
             self._apply(child, Stop(child.deadlines.kill))

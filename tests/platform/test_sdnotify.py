@@ -1,0 +1,181 @@
+"""What a real supervisor tells the service manager, read from a socket that stands in for systemd's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from taskqd.supervisor.sdnotify import Notifier
+from tests.supervisor.conftest import StartGroup, group  # noqa: F401 - the fixture
+from tests.support import wait_until
+
+
+class Manager:
+    """A service manager's socket, and the messages that arrived, each with its time."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(address.replace("@", "\0", 1) if address.startswith("@") else address)
+        self._socket.setblocking(False)
+        self.messages: list[tuple[float, dict[str, str]]] = []
+
+    def read(self) -> list[dict[str, str]]:
+        """Every message so far."""
+        while True:
+            try:
+                text = self._socket.recv(65536).decode()
+            except BlockingIOError:
+                return [message for _, message in self.messages]
+            fields = dict(line.split("=", 1) for line in text.splitlines())
+            self.messages.append((time.monotonic(), fields))
+
+    def wait_for(self, key: str, timeout: float = 30.0) -> dict[str, str]:
+        """The first message that holds ``key``."""
+        return wait_until(lambda: next((m for m in self.read() if key in m), None), timeout, key)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def manager(short_dir: Path) -> Iterator[Manager]:
+    made = Manager(str(short_dir / "notify"))
+    yield made
+    made.close()
+
+
+def test_a_group_from_its_start_to_its_stop(group: StartGroup, manager: Manager) -> None:  # noqa: F811
+    g = group(modes={"io": "slow"}, tables={"[workers]": "replicas = 2"}, NOTIFY_SOCKET=manager.address)
+    assert manager.wait_for("STATUS")["STATUS"] == "checking the workgroup and the database"
+    ready = manager.wait_for("READY")
+    assert ready["STATUS"].startswith("2/2 ready, budget ")
+    assert any("EXTEND_TIMEOUT_USEC" in message for message in manager.read())
+    for process in g.processes():
+        assert "NOTIFY_SOCKET" not in process.environ()
+    g.command.signal(signal.SIGTERM)
+    assert manager.wait_for("STOPPING")["STATUS"].startswith("stopping: 2 processes, 0 jobs, at most ")
+    assert g.command.wait() == 0
+    order = [next(iter(message)) for message in manager.read()]
+    assert order.count("READY") == order.count("STOPPING") == 1
+    assert not [m for m in manager.read()[order.index("READY") :] if "EXTEND_TIMEOUT_USEC" in m]
+    assert "WATCHDOG" not in order
+
+
+def test_a_group_that_does_not_come_up_is_never_called_ready(group: StartGroup, manager: Manager) -> None:  # noqa: F811
+    g = group(modes={"io": "exit-70"}, tables={"supervisor": "backoff_initial = 0.05"}, NOTIFY_SOCKET=manager.address)
+    assert g.command.wait(60) == 70
+    assert not [message for message in manager.read() if "READY" in message]
+
+
+def test_a_change_of_state_changes_the_status(group: StartGroup, manager: Manager) -> None:  # noqa: F811
+    g = group(
+        modes={"io": "crash-ready,once"},
+        tables={"supervisor": "backoff_initial = 3"},
+        NOTIFY_SOCKET=manager.address,
+    )
+    manager.wait_for("READY")
+    status = wait_until(lambda: next((m for m in manager.read() if "backoff" in m.get("STATUS", "")), None), 30)
+    assert status["STATUS"].startswith("0/1 ready: io.0 is backoff (")
+    wait_until(lambda: manager.read()[-1].get("STATUS", "").startswith("1/1 ready"), 30)
+    assert g.stop() == 0
+
+
+def test_the_watchdog_is_fed_while_the_supervisor_makes_its_rounds(group: StartGroup, manager: Manager) -> None:  # noqa: F811
+    g = group(NOTIFY_SOCKET=manager.address, WATCHDOG_USEC="2000000")
+    manager.wait_for("READY")
+
+    def fed() -> list[float]:
+        manager.read()
+        return [at for at, message in manager.messages if "WATCHDOG" in message]
+
+    wait_until(lambda: len(fed()) >= 4, 30)
+    gaps = [later - earlier for earlier, later in zip(fed(), fed()[1:], strict=False)]
+    assert max(gaps) < 2
+    for process in g.processes():
+        assert not [name for name in process.environ() if name.startswith("WATCHDOG")]
+    g.command.signal(signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(g.command.pid).status() == psutil.STATUS_STOPPED)
+    before = len(fed())
+    time.sleep(2.5)  # longer than the watchdog's patience
+    assert len(fed()) == before
+    g.command.signal(signal.SIGCONT)
+    wait_until(lambda: len(fed()) > before, 30)
+    assert g.stop() == 0
+
+
+def test_a_watchdog_that_is_meant_for_another_process_is_not_fed(manager: Manager) -> None:
+    environ = {"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "1000"}
+    for pid, fed in ((os.getpid() + 1, False), (os.getpid(), True)):
+        notifier = Notifier.from_environ({**environ, "WATCHDOG_PID": str(pid)})
+        notifier.round("well", ready=False)
+        notifier.close()
+        assert any("WATCHDOG" in message for message in manager.read()) is fed
+
+
+@pytest.mark.parametrize("address", ["", "/nonexistent/socket", "@nobody-listens-here"])
+def test_nobody_to_tell_is_no_trouble(address: str) -> None:
+    notifier = Notifier(address, 0.001)
+    notifier.round("well", ready=True)
+    notifier.stopping("bye")
+    notifier.close()
+
+
+def test_an_abstract_socket() -> None:
+    manager = Manager(f"@taskqd-{uuid.uuid4()}")
+    notifier = Notifier(manager.address)
+    notifier.round("line\nbreak", ready=True)
+    assert manager.read() == [{"READY": "1", "STATUS": "line break"}]
+    notifier.close()
+    manager.close()
+
+
+def test_a_reload_says_when_it_began_in_the_same_message_and_always_ends(manager: Manager) -> None:
+    notifier = Notifier(manager.address)
+    notifier.reloading("too early")
+    notifier.reloaded("never began")
+    assert manager.read() == []
+    notifier.round("up", ready=True)
+    before = time.monotonic_ns() // 1000
+    notifier.reloading("reading the workgroup")
+    notifier.round("not now", ready=True)
+    notifier.reloaded("reload refused: group.toml:3")
+    _, began, ended = manager.read()
+    assert (began["RELOADING"], began["STATUS"]) == ("1", "reading the workgroup")
+    assert before <= int(began["MONOTONIC_USEC"]) <= time.monotonic_ns() // 1000
+    assert ended == {"READY": "1", "STATUS": "reload refused: group.toml:3"}
+    notifier.reloading("again")
+    notifier.stopping("bye")
+    notifier.reloaded("too late")
+    assert [next(iter(message)) for message in manager.read()[3:]] == ["RELOADING", "STOPPING"]
+    notifier.close()
+
+
+def test_more_time_is_asked_for_only_when_the_boot_gets_on(manager: Manager) -> None:
+    notifier = Notifier(manager.address)
+    now = time.monotonic()
+    notifier.boot_until(now + 60)
+    notifier.boot_until(now + 60.5)
+    notifier.boot_until(now + 70)
+    asked = [int(message["EXTEND_TIMEOUT_USEC"]) / 1e6 for message in manager.read()]
+    assert asked == [pytest.approx(60, abs=1), pytest.approx(70, abs=1)]
+    notifier.round("up", ready=True)
+    notifier.boot_until(now + 90)
+    assert len(manager.read()) == 3
+    notifier.close()
+
+
+def test_the_status_changes_at_most_once_a_second(manager: Manager) -> None:
+    notifier = Notifier(manager.address)
+    for number in range(100):
+        notifier.round(f"{number} ready", ready=False)
+    assert manager.read() == [{"STATUS": "0 ready"}]
+    notifier.close()

@@ -11,7 +11,9 @@ from taskqd.domain.exit_codes import ExitCode
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Bring the slot up."""
+    """Bring the slot up. On ``trial`` it is not started again when it ends."""
+
+    trial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,18 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Retire:
+    """Ask the process to end while the group goes on; it is killed at ``deadline`` and stays away until started."""
+
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """The trial is over: from now on the process is started again when it ends."""
+
+
+@dataclass(frozen=True, slots=True)
 class Kill:
     """End the process now, for good."""
 
@@ -87,7 +101,22 @@ class Rearm:
     gap: float
 
 
-Event = Start | Spawned | SpawnFailed | Progress | Ready | Beat | Stop | Kill | Broken | Exited | Due | Rearm
+Event = (
+    Start
+    | Spawned
+    | SpawnFailed
+    | Progress
+    | Ready
+    | Beat
+    | Settle
+    | Stop
+    | Retire
+    | Kill
+    | Broken
+    | Exited
+    | Due
+    | Rearm
+)
 
 
 # -- effects --------------------------------------------------------------------------------------

@@ -30,6 +30,8 @@ class State(StrEnum):
     """Ended; deadline: started again then."""
     FATAL = "fatal"
     """Given up; only an operator starts it again."""
+    RETIRED = "retired"
+    """Was asked to end while the group goes on; only an operator starts it again."""
     LOST = "lost"
     """SIGKILL did not end it; its slot stays taken."""
 
@@ -69,6 +71,10 @@ class Slot:
     ready_at: float | None = None
     stopping: bool = False
     """The group stops: nothing is started again."""
+    retiring: bool = False
+    """Its process was asked to end for good, though the group goes on."""
+    trial: bool = False
+    """Its process has yet to prove itself; when it ends before, it is not started again."""
     kill_reason: str | None = None
     """Why the supervisor sent this process a deadly signal."""
     hard: bool = False
@@ -79,5 +85,5 @@ class Slot:
     recent: tuple[float, ...] = ()
     """When the last restarts happened, as many as the burst guard needs."""
     unclean: bool = False
-    """Its process had to be killed, or failed, while the group stopped."""
+    """Its process had to be killed, or failed, after it was asked to end."""
     last_exit: Exit | None = None

@@ -13,6 +13,9 @@ says so.
                    BACKOFF ◄──exit── (any of them)            │stop          KILLING ──► LOST
                      │                                        ▼                 ▲
                      └─given up─► FATAL                   DRAINING ──too slow───┘
+                                                              ▲
+    RETIRED ◄──exit── (what was retired, or on trial)         │retire
+       └──start──► SPAWNING                             (any of them)
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ from taskqd.supervisor.events import (
     Progress,
     Ready,
     Rearm,
+    Retire,
     Send,
+    Settle,
     Spawned,
     SpawnFailed,
     Start,
@@ -71,7 +76,25 @@ def _enter(slot: Slot, state: State, now: float, deadline: float | None = None, 
 def _start(slot: Slot, event: Start, now: float) -> Outcome:
     if slot.stopping:
         return slot, []
-    return _enter(slot, State.SPAWNING, now, unstable=0, degraded=False, recent=()), []
+    return _wanted(slot, now, trial=event.trial), []
+
+
+def _wanted(slot: Slot, now: float, *, trial: bool = False) -> Slot:
+    return _enter(
+        slot,
+        State.SPAWNING,
+        now,
+        unstable=0,
+        degraded=False,
+        recent=(),
+        retiring=False,
+        trial=trial,
+        unclean=False,
+    )
+
+
+def _keep_after_all(slot: Slot, event: Start, now: float) -> Outcome:
+    return replace(slot, retiring=False), []
 
 
 def _spawned(slot: Slot, event: Spawned, now: float) -> Outcome:
@@ -90,6 +113,8 @@ def _spawned(slot: Slot, event: Spawned, now: float) -> Outcome:
 
 
 def _spawn_failed(slot: Slot, event: SpawnFailed, now: float) -> Outcome:
+    if slot.trial:
+        return _enter(slot, State.RETIRED, now), [Tell("spawn-failed", "error", {"why": event.why})]
     rule = slot.timing.restart
     count = slot.unstable + 1
     delay = min(rule.backoff_max, rule.backoff_initial * 2 ** min(count - 1, 16)) * event.jitter
@@ -106,6 +131,10 @@ def _progress(slot: Slot, event: Progress, now: float) -> Outcome:
 def _ready(slot: Slot, event: Ready, now: float) -> Outcome:
     up = _enter(slot, State.READY, now, now + slot.timing.stall_after, ready_at=now)
     return up, [Tell("ready", fields={"pid": slot.pid, "boot_s": round(now - slot.spawned_at, 3)})]
+
+
+def _settled(slot: Slot, event: Settle, now: float) -> Outcome:
+    return replace(slot, trial=False), []
 
 
 def _due_to_start(slot: Slot, event: Due, now: float) -> Outcome:
@@ -176,6 +205,28 @@ def _hurry(slot: Slot, event: Stop, now: float) -> Outcome:
     return replace(slot, deadline=sooner, stopping=True), [AskToDrain()]
 
 
+def _retire_nothing(slot: Slot, event: Retire, now: float) -> Outcome:
+    return (slot, []) if slot.stopping else (_enter(slot, State.RETIRED, now), [])
+
+
+def _stop_retired(slot: Slot, event: Stop | Kill, now: float) -> Outcome:
+    return _enter(slot, State.DOWN, now, stopping=True, unclean=False), []
+
+
+def _retire(slot: Slot, event: Retire, now: float) -> Outcome:
+    draining, effects = _drain(slot, Stop(event.deadline), now)
+    return replace(draining, stopping=slot.stopping, retiring=True), effects
+
+
+def _retire_sooner(slot: Slot, event: Retire, now: float) -> Outcome:
+    sooner, effects = _hurry(slot, Stop(event.deadline), now)
+    return replace(sooner, stopping=slot.stopping, retiring=True), effects
+
+
+def _retire_dying(slot: Slot, event: Retire, now: float) -> Outcome:
+    return replace(slot, retiring=True), []
+
+
 def _drain_overdue(slot: Slot, event: Due, now: float) -> Outcome:
     return _destroy(slot, now, f"did not stop within {now - slot.since:.0f} s")
 
@@ -209,8 +260,13 @@ def _kill_overdue(slot: Slot, event: Due, now: float) -> Outcome:
 def _exited(slot: Slot, event: Exited, now: float) -> Outcome:
     end = classify(event.code, killed_because=slot.kill_reason)
     gone = replace(slot, pid=None, last_exit=end)
-    if slot.stopping:
+    if slot.stopping or slot.retiring:
         return _stopped(gone, end, event.goodbye, now)
+    if slot.trial:
+        why = {"pid": slot.pid, "code": end.code, "class": str(end.kind), "why": end.why}
+        return _enter(gone, State.RETIRED, now), [Tell("child-exit", "error", why)]
+    if slot.state is State.DRAINING:  # it was retired, and is wanted again
+        return _wanted(gone, now), [Tell("child-exit", fields={"code": end.code, "why": "stopped"})]
     ready_for = None if slot.ready_at is None else now - slot.ready_at
     window = slot.timing.restart.burst_window
     recent = tuple(at for at in slot.recent if at > now - window)
@@ -237,7 +293,8 @@ def _stopped(slot: Slot, end: Exit, goodbye: bool, now: float) -> Outcome:
     unclean = slot.kill_reason is not None or (end.code != 0 and slot.ready_at is not None and not late)
     fields = {"code": end.code, "why": "stopped" if not unclean else end.why}
     told = Tell("child-exit", "error" if unclean else "info", fields)
-    return _enter(slot, State.DOWN, now, unclean=slot.unclean or unclean), [told]
+    away = State.DOWN if slot.stopping else State.RETIRED
+    return _enter(slot, away, now, unclean=slot.unclean or unclean), [told]
 
 
 def _restart(slot: Slot, verdict: Restart, told: Tell, recent: tuple[float, ...], now: float) -> Outcome:
@@ -273,14 +330,17 @@ TABLE: dict[tuple[State, type], Handler] = {
     (State.DOWN, Start): _start,
     (State.DOWN, Stop): _stop_nothing,
     (State.DOWN, Kill): _stop_nothing,
+    (State.DOWN, Retire): _retire_nothing,
     (State.SPAWNING, Spawned): _spawned,
     (State.SPAWNING, SpawnFailed): _spawn_failed,
     (State.SPAWNING, Stop): _stop_unborn,
     (State.SPAWNING, Kill): _stop_unborn,
+    (State.SPAWNING, Retire): _retire_nothing,
     (State.BOOTING, Progress): _progress,
     (State.BOOTING, Ready): _ready,
     (State.BOOTING, Stop): _drain,
     (State.BOOTING, Kill): _kill,
+    (State.BOOTING, Retire): _retire,
     (State.BOOTING, Exited): _exited,
     (State.BOOTING, Broken): _broken,
     (State.BOOTING, Due): _boot_overdue,
@@ -288,6 +348,8 @@ TABLE: dict[tuple[State, type], Handler] = {
     (State.READY, Beat): _beat,
     (State.READY, Stop): _drain,
     (State.READY, Kill): _kill,
+    (State.READY, Retire): _retire,
+    (State.READY, Settle): _settled,
     (State.READY, Exited): _exited,
     (State.READY, Broken): _broken,
     (State.READY, Due): _stalled,
@@ -295,40 +357,54 @@ TABLE: dict[tuple[State, type], Handler] = {
     (State.STALLED, Beat): _recovered,
     (State.STALLED, Stop): _drain,
     (State.STALLED, Kill): _kill,
+    (State.STALLED, Retire): _retire,
     (State.STALLED, Exited): _exited,
     (State.STALLED, Broken): _broken,
     (State.STALLED, Due): _hung,
     (State.STALLED, Rearm): _rearm,
     (State.DRAINING, Stop): _hurry,
     (State.DRAINING, Kill): _kill,
+    (State.DRAINING, Retire): _retire_sooner,
+    (State.DRAINING, Start): _keep_after_all,
     (State.DRAINING, Exited): _exited,
     (State.DRAINING, Due): _drain_overdue,
     (State.KILLING, Stop): _stop_nothing,
     (State.KILLING, Kill): _kill_harder,
+    (State.KILLING, Retire): _retire_dying,
+    (State.KILLING, Start): _keep_after_all,
     (State.KILLING, Exited): _exited,
     (State.KILLING, Due): _kill_overdue,
     (State.BACKOFF, Stop): _stop_unborn,
     (State.BACKOFF, Kill): _stop_unborn,
+    (State.BACKOFF, Retire): _retire_nothing,
     (State.BACKOFF, Due): _due_to_start,
     (State.FATAL, Start): _start,
     (State.FATAL, Stop): _stop_nothing,
     (State.FATAL, Kill): _stop_nothing,
+    (State.FATAL, Retire): _retire_nothing,
+    (State.RETIRED, Start): _start,
+    (State.RETIRED, Stop): _stop_retired,
+    (State.RETIRED, Kill): _stop_retired,
     (State.LOST, Stop): _stop_nothing,
     (State.LOST, Kill): _stop_nothing,
+    (State.LOST, Retire): _retire_dying,
     (State.LOST, Exited): _exited,
 }
 """What each event does in each state."""
 
-_NO_PROCESS = (State.DOWN, State.SPAWNING, State.BACKOFF, State.FATAL)
+_NO_PROCESS = (State.DOWN, State.SPAWNING, State.BACKOFF, State.FATAL, State.RETIRED)
+_STARTABLE = (State.DOWN, State.FATAL, State.RETIRED, State.DRAINING, State.KILLING)
 IGNORED: frozenset[tuple[State, type]] = frozenset(
     {
         *((state, event) for state in _NO_PROCESS for event in (Progress, Ready, Beat, Exited)),
         *((state, event) for state in State if state is not State.SPAWNING for event in (Spawned, SpawnFailed)),
-        *((state, Start) for state in State if state not in (State.DOWN, State.FATAL)),
+        *((state, Start) for state in State if state not in _STARTABLE),
+        *((state, Settle) for state in State if state is not State.READY),
+        (State.RETIRED, Retire),
         *((state, Progress) for state in ALIVE - {State.BOOTING}),
         *((state, Ready) for state in ALIVE - {State.BOOTING}),
         *((state, Beat) for state in ALIVE - {State.READY, State.STALLED}),
-        *((state, Due) for state in (State.DOWN, State.SPAWNING, State.FATAL, State.LOST)),
+        *((state, Due) for state in (State.DOWN, State.SPAWNING, State.FATAL, State.RETIRED, State.LOST)),
         *((state, event) for state in State if state not in RUNNING for event in (Rearm, Broken)),
     }
 )

@@ -24,7 +24,9 @@ from taskqd.supervisor.events import (
     Progress,
     Ready,
     Rearm,
+    Retire,
     Send,
+    Settle,
     Spawned,
     SpawnFailed,
     Start,
@@ -185,6 +187,53 @@ def test_refusal_later_gives_up_that_process_alone() -> None:
     assert not any(isinstance(effect, EndGroup) for effect in asked)
 
 
+def test_a_retired_process_drains_and_stays_away_until_started() -> None:
+    slot, asked = drive((5, Retire(20)), slot=ready_slot())
+    assert (slot.state, slot.deadline) == (State.DRAINING, 20)
+    assert AskToDrain() in asked
+    slot, _ = drive((6, Exited(0, True)), (7, Due()), (8, Beat()), slot=slot)
+    assert (slot.state, slot.unclean) == (State.RETIRED, False)
+    assert drive((9, Start()), slot=slot)[0].state is State.SPAWNING
+
+
+def test_what_was_retired_and_is_wanted_again_comes_back_at_once() -> None:
+    slot, _ = drive((5, Retire(20)), (6, Start()), (7, Exited(0, True)), slot=ready_slot())
+    assert (slot.state, slot.restarts, slot.unstable) == (State.SPAWNING, 0, 0)
+
+
+def test_a_retired_process_that_is_late_is_killed_and_not_started_again() -> None:
+    slot, asked = drive((5, Retire(20)), (20, Due()), (20.1, Exited(-9, True)), slot=ready_slot())
+    assert signals(asked) == [signal.SIGKILL]
+    assert (slot.state, slot.unclean) == (State.RETIRED, True)
+    slot, _ = drive((30, Stop(40)), slot=slot)
+    assert (slot.state, slot.unclean) == (State.DOWN, False), "the stop of the group itself was clean"
+
+
+def test_a_stop_of_the_group_goes_before_a_retirement() -> None:
+    slot, _ = drive((5, Retire(20)), (6, Stop(10)), (7, Start()), (8, Exited(0, True)), slot=ready_slot())
+    assert slot.state is State.DOWN
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [(0, SpawnFailed("no memory"))],
+        [(0, Spawned(1)), (1, Exited(78, False))],
+        [(0, Spawned(1)), (60, Due()), (61, Due()), (61.1, Exited(-9, False))],
+        [(0, Spawned(1)), (1, Ready()), (2, Exited(1, True))],
+    ],
+)
+def test_what_fails_on_trial_is_neither_restarted_nor_ends_the_group(history: list[tuple[float, Event]]) -> None:
+    slot, asked = drive((0, Start(trial=True)), *history)
+    assert slot.state is State.RETIRED
+    assert not any(isinstance(effect, EndGroup) for effect in asked)
+
+
+def test_what_passed_its_trial_is_restarted() -> None:
+    slot, _ = drive((0, Start(trial=True)), (0, Spawned(1)), (1, Ready()), (3, Settle()), (4, Exited(1, True)))
+    assert slot.state is State.BACKOFF
+
+
 class AnyHistory(RuleBasedStateMachine):
     """Events in any order a real shell could produce, and many it could not."""
 
@@ -194,15 +243,18 @@ class AnyHistory(RuleBasedStateMachine):
         self.slot = Slot("io.0", TIMING)
         self.next_pid = 1
         self.stop_asked = False
+        self.retired = False
 
     def apply(self, event: Event) -> list[Effect]:
         before = self.slot
         self.slot, effects = step(self.slot, event, self.now)
-        if before.state is State.FATAL and not isinstance(event, Start):
+        if before.state is State.FATAL and not isinstance(event, Start | Retire):
             assert self.slot.state is State.FATAL, "given up is left only by an operator"
         if before.pid is not None and self.slot.pid != before.pid:
             assert isinstance(event, Exited), "a process is forgotten only when it is gone"
             assert self.slot.pid is None, "one process at a time in a slot"
+        if before.state is State.RETIRED and not isinstance(event, Start | Stop | Kill):
+            assert self.slot == before, "retired is left only by an operator"
         if before.state is not State.SPAWNING:
             assert not isinstance(event, Spawned) or self.slot.pid == before.pid
         return effects
@@ -211,9 +263,20 @@ class AnyHistory(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
 
-    @rule()
-    def start(self) -> None:
-        self.apply(Start())
+    @rule(trial=st.booleans())
+    def start(self, trial: bool) -> None:
+        lost = self.slot.state is State.LOST
+        self.apply(Start(trial=trial))
+        self.retired = self.retired and lost
+
+    @rule(within=st.floats(0.1, 100))
+    def retire(self, within: float) -> None:
+        self.retired = True
+        before = self.slot.deadline if self.slot.state is State.DRAINING else None
+        self.apply(Retire(self.now + within))
+        if before is not None and self.slot.state is State.DRAINING:
+            assert self.slot.deadline is not None
+            assert self.slot.deadline <= before
 
     @precondition(lambda self: self.slot.state is State.SPAWNING)
     @rule()
@@ -226,7 +289,7 @@ class AnyHistory(RuleBasedStateMachine):
     def spawn_failed(self) -> None:
         self.apply(SpawnFailed("no"))
 
-    @rule(event=st.sampled_from([Progress(), Ready(), Beat(), Broken("garbage"), Rearm(5)]))
+    @rule(event=st.sampled_from([Progress(), Ready(), Beat(), Settle(), Broken("garbage"), Rearm(5)]))
     def said(self, event: Event) -> None:
         self.apply(event)
 
@@ -257,9 +320,13 @@ class AnyHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.slot.state in ALIVE)
     @rule(code=st.sampled_from([0, 1, 3, 69, 70, 75, 78, -6, -9, -11, -15]), came_up=st.booleans())
     def exited(self, code: int, came_up: bool) -> None:
-        self.apply(Exited(code, came_up))
+        on_trial = self.slot.trial
+        effects = self.apply(Exited(code, came_up))
         if self.stop_asked:
             assert self.slot.state is State.DOWN
+        elif self.retired or on_trial:
+            assert self.slot.state is State.RETIRED
+            assert not any(isinstance(effect, EndGroup) for effect in effects)
 
     @invariant()
     def a_process_exists_exactly_where_the_state_says_so(self) -> None:
@@ -274,6 +341,11 @@ class AnyHistory(RuleBasedStateMachine):
     def nothing_is_started_after_a_stop(self) -> None:
         if self.stop_asked:
             assert self.slot.state not in (State.SPAWNING, State.BOOTING, State.BACKOFF)
+
+    @invariant()
+    def nothing_is_started_after_a_retirement(self) -> None:
+        if self.retired:
+            assert self.slot.state not in (State.SPAWNING, State.BOOTING, State.READY, State.BACKOFF)
 
     @invariant()
     def memory_is_bounded(self) -> None:

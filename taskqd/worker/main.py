@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+from uuid import UUID
 
 import asyncpg
 import uvloop
@@ -103,7 +104,11 @@ class Worker:
         settings = self._settings
         if self._link is not None:
             await self._link.start(
-                lambda: report.beat(self._engine, self._phase, settings.max_concurrency), self._on_drain, self._on_quiet
+                lambda: report.beat(self._engine, self._phase, settings.max_concurrency, self.id),
+                self._on_drain,
+                self._on_quiet,
+                worker_id=self.id,
+                on_release=self._on_release,
             )
         if settings.health_enabled:
             await self._health.start()
@@ -139,7 +144,7 @@ class Worker:
                 None if retry.time_budget is None else retry.time_budget.total_seconds(),
                 ref.priority,
             )
-            if stored != ref.queue:
+            if stored is not None and stored != ref.queue:  # None: another worker stores the same right now
                 _log.warning("actor-config-queue-override", actor=ref.name, declared=ref.queue, stored=stored)
 
     async def _register(self, connection: asyncpg.Connection) -> None:
@@ -221,6 +226,11 @@ class Worker:
         if self._engine is not None:
             self._engine.set_quiet(quiet)
 
+    async def _on_release(self, workers: list[UUID]) -> int:
+        if self._engine is None:
+            raise RuntimeError(f"the worker is {self._phase}")
+        return await self._engine.release(workers)
+
     def _enter(self, phase: str) -> None:
         self._phase = phase
         inflight = len(self._engine.consumers.running) if self._engine is not None else 0
@@ -239,4 +249,4 @@ class Worker:
         await all_within(1.0, self._health.stop())
         self._watchdog.stop()
         if self._link is not None:
-            await self._link.close(self._phase)
+            await self._link.close(self._phase, held=0 if self._engine is None else self._engine.held)

@@ -66,6 +66,21 @@ class Settle:
 
 
 @dataclass(frozen=True, slots=True)
+class Recycle:
+    """Put a fresh process in the place of one that works: it drains, is killed at ``deadline``, and is followed."""
+
+    deadline: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Suspected:
+    """It is known what a silent process suffers from."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
 class Kill:
     """End the process now, for good."""
 
@@ -81,12 +96,16 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """The process is gone. ``came_up``: one of its kind was ready once. ``goodbye``: it had said it would end."""
+    """The process is gone. ``came_up``: one of its kind was ready once. ``goodbye``: it had said it would end.
+
+    ``oom``: the kernel killed it for want of memory.
+    """
 
     code: int
     came_up: bool
     goodbye: bool = False
     jitter: float = 1.0
+    oom: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +130,8 @@ Event = (
     | Settle
     | Stop
     | Retire
+    | Recycle
+    | Suspected
     | Kill
     | Broken
     | Exited

@@ -24,6 +24,8 @@ class ExitClass(StrEnum):
     """Its own watchdog ended it."""
     HUNG = "hung"
     """It was killed because it hung."""
+    OOM = "oom"
+    """The kernel killed it for want of memory."""
     CRASH = "crash"
     """Anything else: a signal, an unknown code."""
 
@@ -53,10 +55,16 @@ _TEXTS = {
 }
 
 
-def classify(code: int, *, killed_because: str | None = None) -> Exit:
+WELL_RECYCLED = frozenset({int(ExitCode.DONE), int(ExitCode.TRY_AGAIN)})
+"""How a process ends that was asked to make room for a fresh one, and did."""
+
+
+def classify(code: int, *, killed_because: str | None = None, oom: bool = False) -> Exit:
     """Return what exit ``code`` means; ``killed_because`` is set when the supervisor itself killed the process."""
     if killed_because is not None and code < 0:
         return Exit(code, ExitClass.HUNG, f"{killed_because}, ended by {signal_name(-code)}")
+    if oom and code == -signal.SIGKILL:
+        return Exit(code, ExitClass.OOM, "killed by the kernel: out of memory")
     if code < 0:
         return Exit(code, ExitClass.CRASH, f"ended by {signal_name(-code)}")
     kind = _CLASSES.get(code, ExitClass.CRASH)

@@ -69,8 +69,10 @@ def judge(
     """
     if end.kind is ExitClass.PERMANENT:
         return GiveUp(end.why, unstable + 1, None if came_up else group_code(end))
-    if ready_for is not None and ready_for >= rule.stable_after:
-        verdict: Restart | GiveUp = Restart(0.0, 0)
+    if ready_for is not None and end.kind is ExitClass.RECYCLE:
+        verdict: Restart | GiveUp = Restart(0.0, unstable)
+    elif ready_for is not None and ready_for >= rule.stable_after:
+        verdict = Restart(0.0, 0)
     else:
         verdict = _unstable(rule, end, unstable + 1, came_up, jitter)
     if isinstance(verdict, Restart) and 0 < rule.burst_limit <= recent:

@@ -75,6 +75,10 @@ class Slot:
     """Its process was asked to end for good, though the group goes on."""
     trial: bool = False
     """Its process has yet to prove itself; when it ends before, it is not started again."""
+    replaced: str | None = None
+    """Why its process was asked to make room for a fresh one."""
+    suspicion: str = ""
+    """What a silent process suffers from, once that is known."""
     kill_reason: str | None = None
     """Why the supervisor sent this process a deadly signal."""
     hard: bool = False
@@ -82,6 +86,9 @@ class Slot:
     unstable: int = 0
     degraded: bool = False
     restarts: int = 0
+    """Starts after an end that nobody had asked for."""
+    recycled: int = 0
+    """Starts after an end that made room for a fresh process."""
     recent: tuple[float, ...] = ()
     """When the last restarts happened, as many as the burst guard needs."""
     unclean: bool = False

@@ -38,6 +38,7 @@ from taskqd.supervisor.events import (
     Progress,
     Ready,
     Rearm,
+    Recycle,
     Retire,
     Send,
     Settle,
@@ -45,9 +46,10 @@ from taskqd.supervisor.events import (
     SpawnFailed,
     Start,
     Stop,
+    Suspected,
     Tell,
 )
-from taskqd.supervisor.exits import Exit, classify
+from taskqd.supervisor.exits import WELL_RECYCLED, Exit, ExitClass, classify
 from taskqd.supervisor.restart import GiveUp, Restart, judge
 from taskqd.supervisor.slot import ALIVE, RUNNING, Slot, State
 
@@ -106,6 +108,8 @@ def _spawned(slot: Slot, event: Spawned, now: float) -> Outcome:
         pid=event.pid,
         spawned_at=now,
         ready_at=None,
+        replaced=None,
+        suspicion="",
         kill_reason=None,
         hard=False,
     )
@@ -156,7 +160,7 @@ def _stalled(slot: Slot, event: Due, now: float) -> Outcome:
 
 
 def _recovered(slot: Slot, event: Beat, now: float) -> Outcome:
-    alive = _enter(slot, State.READY, now, now + slot.timing.stall_after)
+    alive = _enter(slot, State.READY, now, now + slot.timing.stall_after, suspicion="")
     return alive, [Tell("recovered", fields={"pid": slot.pid, "stalled_s": round(now - slot.since, 1)})]
 
 
@@ -164,8 +168,13 @@ def _rearm(slot: Slot, event: Rearm, now: float) -> Outcome:
     return replace(slot, deadline=(slot.deadline or now) + event.gap), []
 
 
+def _suspected(slot: Slot, event: Suspected, now: float) -> Outcome:
+    return replace(slot, suspicion=event.what), [Tell("verdict", "warning", {"pid": slot.pid, "verdict": event.what})]
+
+
 def _hung(slot: Slot, event: Due, now: float) -> Outcome:
-    return _abort(slot, now, f"sent no beat for {now - slot.since + slot.timing.stall_after:.0f} s")
+    why = f"sent no beat for {now - slot.since + slot.timing.stall_after:.0f} s"
+    return _abort(slot, now, f"{why}: {slot.suspicion}" if slot.suspicion else why)
 
 
 def _boot_overdue(slot: Slot, event: Due, now: float) -> Outcome:
@@ -198,6 +207,11 @@ def _drain(slot: Slot, event: Stop, now: float) -> Outcome:
     if slot.state is State.STALLED:
         effects.append(Send(signal.SIGUSR1))
     return _enter(slot, State.DRAINING, now, event.deadline, stopping=True), effects
+
+
+def _recycle(slot: Slot, event: Recycle, now: float) -> Outcome:
+    leaving = _enter(slot, State.DRAINING, now, event.deadline, replaced=event.why)
+    return leaving, [AskToDrain(), Tell("recycle", fields={"pid": slot.pid, "why": event.why})]
 
 
 def _hurry(slot: Slot, event: Stop, now: float) -> Outcome:
@@ -258,14 +272,16 @@ def _kill_overdue(slot: Slot, event: Due, now: float) -> Outcome:
 
 
 def _exited(slot: Slot, event: Exited, now: float) -> Outcome:
-    end = classify(event.code, killed_because=slot.kill_reason)
+    end = classify(event.code, killed_because=slot.kill_reason, oom=event.oom)
     gone = replace(slot, pid=None, last_exit=end)
     if slot.stopping or slot.retiring:
         return _stopped(gone, end, event.goodbye, now)
+    if slot.replaced is not None and slot.kill_reason is None and event.code in WELL_RECYCLED:
+        return _recycled(slot, event, now)
     if slot.trial:
         why = {"pid": slot.pid, "code": end.code, "class": str(end.kind), "why": end.why}
         return _enter(gone, State.RETIRED, now), [Tell("child-exit", "error", why)]
-    if slot.state is State.DRAINING:  # it was retired, and is wanted again
+    if slot.state is State.DRAINING and slot.replaced is None:  # it was retired, and is wanted again
         return _wanted(gone, now), [Tell("child-exit", fields={"code": end.code, "why": "stopped"})]
     ready_for = None if slot.ready_at is None else now - slot.ready_at
     window = slot.timing.restart.burst_window
@@ -295,6 +311,14 @@ def _stopped(slot: Slot, end: Exit, goodbye: bool, now: float) -> Outcome:
     told = Tell("child-exit", "error" if unclean else "info", fields)
     away = State.DOWN if slot.stopping else State.RETIRED
     return _enter(slot, away, now, unclean=slot.unclean or unclean), [told]
+
+
+def _recycled(slot: Slot, event: Exited, now: float) -> Outcome:
+    """Start the next one at once: this end was asked for and says nothing against the process."""
+    end = Exit(event.code, ExitClass.RECYCLE, f"recycled: {slot.replaced}")
+    fresh = _enter(slot, State.BACKOFF, now, now, pid=None, last_exit=end, recycled=slot.recycled + 1)
+    fields = {"pid": slot.pid, "code": end.code, "class": str(end.kind), "why": end.why}
+    return fresh, [Tell("child-exit", fields=fields)]
 
 
 def _restart(slot: Slot, verdict: Restart, told: Tell, recent: tuple[float, ...], now: float) -> Outcome:
@@ -347,6 +371,7 @@ TABLE: dict[tuple[State, type], Handler] = {
     (State.BOOTING, Rearm): _rearm,
     (State.READY, Beat): _beat,
     (State.READY, Stop): _drain,
+    (State.READY, Recycle): _recycle,
     (State.READY, Kill): _kill,
     (State.READY, Retire): _retire,
     (State.READY, Settle): _settled,
@@ -355,6 +380,7 @@ TABLE: dict[tuple[State, type], Handler] = {
     (State.READY, Due): _stalled,
     (State.READY, Rearm): _rearm,
     (State.STALLED, Beat): _recovered,
+    (State.STALLED, Suspected): _suspected,
     (State.STALLED, Stop): _drain,
     (State.STALLED, Kill): _kill,
     (State.STALLED, Retire): _retire,
@@ -406,6 +432,8 @@ IGNORED: frozenset[tuple[State, type]] = frozenset(
         *((state, Beat) for state in ALIVE - {State.READY, State.STALLED}),
         *((state, Due) for state in (State.DOWN, State.SPAWNING, State.FATAL, State.RETIRED, State.LOST)),
         *((state, event) for state in State if state not in RUNNING for event in (Rearm, Broken)),
+        *((state, Recycle) for state in State if state is not State.READY),
+        *((state, Suspected) for state in State if state is not State.STALLED),
     }
 )
 """What deliberately does nothing: late messages, and what has no meaning there."""

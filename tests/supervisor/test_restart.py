@@ -51,6 +51,12 @@ def test_what_never_came_up_ends_the_group_at_the_third_failure(code: int, group
     assert end.group is group
 
 
+def test_a_ready_process_that_asks_to_be_started_afresh_is_no_failure() -> None:
+    assert verdict(75, ready_for=0.1, unstable=2) == Restart(0.0, 2)
+    assert verdict(75, unstable=2) == Restart(2.0, 3), "one that never became ready waits for what it misses"
+    assert isinstance(verdict(75, ready_for=0.1, recent=10), GiveUp)
+
+
 def test_refusal_is_final_at_once() -> None:
     boot, later = verdict(78, came_up=False), verdict(78, came_up=True, ready_for=1000.0)
     assert isinstance(boot, GiveUp)
@@ -93,3 +99,6 @@ def test_exit_codes_are_told_apart() -> None:
     assert classify(-9, killed_because="hung").kind is ExitClass.HUNG
     assert classify(70, killed_because="hung").kind is ExitClass.INTERNAL
     assert classify(42).kind is ExitClass.CRASH
+    assert classify(-9, oom=True).kind is ExitClass.OOM
+    assert classify(-11, oom=True).kind is ExitClass.CRASH
+    assert classify(-9, killed_because="hung", oom=True).kind is ExitClass.HUNG

@@ -24,6 +24,7 @@ from taskqd.supervisor.events import (
     Progress,
     Ready,
     Rearm,
+    Recycle,
     Retire,
     Send,
     Settle,
@@ -31,6 +32,7 @@ from taskqd.supervisor.events import (
     SpawnFailed,
     Start,
     Stop,
+    Suspected,
 )
 from taskqd.supervisor.exits import ExitClass
 from taskqd.supervisor.restart import RestartRule
@@ -170,6 +172,39 @@ def test_a_process_that_speaks_another_protocol_is_ended_and_replaced() -> None:
     assert slot.state is State.BACKOFF
 
 
+@pytest.mark.parametrize("code", [0, 75])
+def test_a_recycled_process_is_followed_at_once_and_counts_against_nobody(code: int) -> None:
+    slot, asked = drive((5, Recycle(20, "ran 10 jobs")), (7, Exited(code, True)), slot=ready_slot())
+    assert AskToDrain() in asked
+    assert (slot.state, slot.deadline, slot.unstable, slot.restarts) == (State.BACKOFF, 7, 0, 0)
+    assert (slot.recent, slot.recycled) == ((), 1)
+    assert slot.last_exit is not None
+    assert (slot.last_exit.kind, slot.last_exit.why) == (ExitClass.RECYCLE, "recycled: ran 10 jobs")
+
+
+def test_a_recycled_process_that_does_not_end_is_killed_and_followed() -> None:
+    slot, asked = drive((5, Recycle(20, "old")), (20, Due()), (21, Exited(-9, True)), slot=ready_slot())
+    assert signal.SIGKILL in signals(asked)
+    assert (slot.state, slot.restarts) == (State.BACKOFF, 1)
+
+
+def test_a_recycled_process_that_fails_on_its_way_out_counts_as_failed() -> None:
+    slot, _ = drive((5, Recycle(20, "old")), (6, Exited(1, True)), slot=ready_slot())
+    assert (slot.state, slot.restarts, slot.unstable) == (State.BACKOFF, 1, 1)
+
+
+def test_a_stop_during_a_recycle_ends_it_for_good() -> None:
+    slot, _ = drive((5, Recycle(20, "old")), (6, Stop(15)), (7, Exited(0, True)), slot=ready_slot())
+    assert (slot.state, slot.unclean) == (State.DOWN, False)
+
+
+def test_what_a_silent_process_suffers_from_is_said_when_it_is_killed() -> None:
+    slot, _ = drive((4, Due()), (5, Suspected("blocked loop")), (34, Due()), slot=ready_slot())
+    assert slot.kill_reason == "sent no beat for 33 s: blocked loop"
+    slot, _ = drive((4, Due()), (5, Suspected("blocked loop")), (6, Beat()), slot=ready_slot())
+    assert slot.suspicion == ""
+
+
 def test_a_process_that_could_not_be_made_is_tried_again() -> None:
     slot, _ = drive((0, Start()), (0, SpawnFailed("no memory")), (0.5, Due()))
     assert (slot.state, slot.unstable) == (State.SPAWNING, 1)
@@ -289,7 +324,7 @@ class AnyHistory(RuleBasedStateMachine):
     def spawn_failed(self) -> None:
         self.apply(SpawnFailed("no"))
 
-    @rule(event=st.sampled_from([Progress(), Ready(), Beat(), Settle(), Broken("garbage"), Rearm(5)]))
+    @rule(event=st.sampled_from([Progress(), Ready(), Beat(), Settle(), Broken("garbage"), Rearm(5), Suspected("x")]))
     def said(self, event: Event) -> None:
         self.apply(event)
 
@@ -301,6 +336,10 @@ class AnyHistory(RuleBasedStateMachine):
         if before is not None and self.slot.state is State.DRAINING:
             assert self.slot.deadline is not None
             assert self.slot.deadline <= before
+
+    @rule(within=st.floats(0.1, 100))
+    def recycle(self, within: float) -> None:
+        self.apply(Recycle(self.now + within, "old"))
 
     @rule()
     def kill(self) -> None:

@@ -6,6 +6,7 @@ Runs in the preflight child only: it loads the settings model.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -112,7 +113,7 @@ class _Resolver:
         limit = self._workgroup.supervisor.boot_timeout
         if limit is not None and limit <= database_boot_timeout:
             self.problem(
-                f"{self._workgroup.file}:supervisor.boot_timeout: {limit:g} must be above database_boot_timeout = "
+                f"{self._workgroup.place('supervisor.boot_timeout')}: {limit:g} must be above database_boot_timeout = "
                 f"{database_boot_timeout:g}, for which a process waits for its database"
             )
 
@@ -135,7 +136,7 @@ class _Resolver:
         try:
             graces = scale(grace, graces, fixed_cancellation=fixed[0], fixed_cleanup=fixed[1])
         except ValueError as error:
-            self.problem(f"{self._workgroup.file}:{label}: {error}")
+            self.problem(f"{self._workgroup.place(label)}: {error}")
         own = _by_name(self._workgroup.defaults) | _by_name(keys)
         if resolved.sources["log_format"] == DEFAULT and os.isatty(2):
             own["log_format"] = "console"  # a person looks on
@@ -155,7 +156,8 @@ class _Resolver:
         """Turn the settings' name of a part of the file into the file's own."""
         for prefix, part in (("[[workers]] ", label), ("[defaults] ", "defaults")):
             if line.startswith(prefix):
-                return f"{self._workgroup.file}:{part}.{line.removeprefix(prefix)}"
+                key, *rest = re.split(r"(?=[ :])", line.removeprefix(prefix), maxsplit=1)
+                return "".join([self._workgroup.place(f"{part}.{key}"), *rest])
         return line
 
 

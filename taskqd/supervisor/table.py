@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from taskqd.domain.names import nearest
 from taskqd.settings.durations import parse_duration
+from taskqd.supervisor.lines import LineIndex, Path
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
 _Default = TypeVar("_Default", bound=float | None)
@@ -24,27 +25,30 @@ def name_rule(longest: int) -> str:
 
 
 class Problems:
-    """Everything that is wrong with a file, in the order found."""
+    """Everything that is wrong with a file, in the order found. With an ``index`` each names its line too."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, index: LineIndex | None = None) -> None:
         self.lines: list[str] = []
         self._file = file
+        self._index = index
 
-    def add(self, key: str, message: str) -> None:
-        """Remember that ``key`` is wrong."""
-        self.lines.append(f"{self._file}:{key}: {message}")
+    def add(self, key: str, message: str, path: Path = ()) -> None:
+        """Remember that ``key`` is wrong; ``path`` leads to it in the document."""
+        line = "" if self._index is None else f"{self._index.line(path)}:"
+        self.lines.append(f"{self._file}:{line}{key}: {message}")
 
 
 class Table:
     """A table whose keys are taken one by one; what nobody took is unknown."""
 
-    def __init__(self, content: Mapping[str, Any], path: str, problems: Problems) -> None:
+    def __init__(self, content: Mapping[str, Any], path: str, problems: Problems, place: Path = ()) -> None:
         self.known: list[str] = []
         """The keys that were asked for, which are those that exist."""
         self.faulty: set[str] = set()
         self._content = dict(content)
         self._path = path
         self._problems = problems
+        self._place = place
 
     def rename(self, path: str) -> None:
         """Call this table ``path`` in problems from now on."""
@@ -53,7 +57,7 @@ class Table:
     def problem(self, key: str, message: str) -> None:
         """Remember that the value of ``key`` is wrong."""
         self.faulty.add(key)
-        self._problems.add(f"{self._path}.{key}" if self._path else key, message)
+        self._problems.add(f"{self._path}.{key}" if self._path else key, message, (*self._place, key))
 
     def text(self, key: str) -> str | None:
         """Take a non-empty string."""
@@ -110,7 +114,7 @@ class Table:
         if value is not None and not isinstance(value, Mapping):
             self.problem(key, f"must be a table: write [{key}]")
             value = None
-        return Table(value or {}, f"{self._path}.{key}" if self._path else key, self._problems)
+        return Table(value or {}, f"{self._path}.{key}" if self._path else key, self._problems, (*self._place, key))
 
     def tables(self, key: str) -> list[Table]:
         """Take an array of tables."""
@@ -120,7 +124,10 @@ class Table:
         if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
             self.problem(key, f"must be an array of tables: write [[{key}]]")
             return []
-        return [Table(item, f"{key}[{position}]", self._problems) for position, item in enumerate(value)]
+        return [
+            Table(item, f"{key}[{position}]", self._problems, (*self._place, key, position))
+            for position, item in enumerate(value)
+        ]
 
     def rest(self) -> Iterator[tuple[str, Any]]:
         """Take every key that is left."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from typing import Any
 
 from taskqd.domain.errors import ConfigError
 from taskqd.domain.names import nearest
+from taskqd.supervisor.lines import LineIndex
 from taskqd.supervisor.table import Problems, Table, is_name, name_rule
 
 SCHEDULER = "scheduler"
@@ -28,7 +30,7 @@ _RESERVED = {
 
 
 class WorkgroupError(ConfigError):
-    """The workgroup is refused. ``problems`` holds one line each: file, key, and what is wrong."""
+    """The workgroup is refused. ``problems`` holds one line each: file, line, key, and what is wrong."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -103,6 +105,23 @@ class Workgroup:
     scheduler_settings: dict[str, Any]
     app_dir: str | None
     """Where actor modules are imported from, besides installed packages and the working directory."""
+    index: LineIndex | None = field(default=None, compare=False, repr=False)
+    """Where in the file each key stands, if it came from one."""
+
+    def place(self, key: str) -> str:
+        """Return ``file:line:key`` of ``key``, such as ``workers.io.queues``."""
+        if self.index is None:
+            return f"{self.file}:{key}"
+        part, _, rest = key.partition(".")
+        path: tuple[str | int, ...] = (part, *([rest] if rest else []))
+        if part == "workers":
+            longest_first = sorted(enumerate(self.workers), key=lambda entry: -len(entry[1].name))
+            for position, worker in longest_first:  # "a.b" may be a worker, or the key b of worker "a"
+                if rest == worker.name or rest.startswith(f"{worker.name}."):
+                    own = rest[len(worker.name) + 1 :]
+                    path = (part, position, *([own] if own else []))
+                    break
+        return f"{self.file}:{self.index.line(path)}:{key}"
 
 
 def load_workgroup(path: str, known_settings: Collection[str] | None = None) -> tuple[Workgroup, list[str]]:
@@ -112,14 +131,18 @@ def load_workgroup(path: str, known_settings: Collection[str] | None = None) -> 
     of a part that takes settings is taken for one. Raises ``WorkgroupError`` when the file is missing or no
     TOML.
     """
-    return parse_workgroup(_read(path), path, known_settings)
+    document, index = _read(path)
+    return parse_workgroup(document, path, known_settings, index)
 
 
 def parse_workgroup(
-    document: Mapping[str, Any], file: str, known_settings: Collection[str] | None = None
+    document: Mapping[str, Any],
+    file: str,
+    known_settings: Collection[str] | None = None,
+    index: LineIndex | None = None,
 ) -> tuple[Workgroup, list[str]]:
-    """Like :func:`load_workgroup`, for a document that is read already."""
-    problems = Problems(file)
+    """Like :func:`load_workgroup`, for a document that is read already; with its ``index`` problems name lines."""
+    problems = Problems(file, index)
     top = Table(document, "", problems)
     actors = top.text("actors")
     app_dir = top.text("app_dir")
@@ -140,14 +163,16 @@ def parse_workgroup(
         scheduler=scheduler,
         scheduler_settings=scheduler_settings,
         app_dir=str(Path(file).resolve().parent / app_dir) if app_dir else None,
+        index=index,
     )
     return workgroup, problems.lines
 
 
-def _read(path: str) -> dict[str, Any]:
+def _read(path: str) -> tuple[dict[str, Any], LineIndex]:
     try:
         with open(path, "rb") as file:
-            return tomllib.load(file)
+            text = file.read().decode()
+        return tomllib.loads(text), LineIndex(text)
     except FileNotFoundError:
         raise WorkgroupError([f"{path}: no such file"]) from None
     except OSError as error:
@@ -155,7 +180,9 @@ def _read(path: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise WorkgroupError([f"{path}: is not UTF-8 text: byte {error.start} is {error.reason}"]) from None
     except tomllib.TOMLDecodeError as error:
-        raise WorkgroupError([f"{path}: invalid TOML: {error}"]) from None
+        at = re.search(r"line (\d+)", str(error))
+        line = int(at[1]) if at else text.count("\n") + 1
+        raise WorkgroupError([f"{path}:{line}: invalid TOML: {error}"]) from None
 
 
 def _supervisor(table: Table, stem: str, settings: Collection[str]) -> SupervisorOptions:

@@ -8,8 +8,9 @@ import json
 import os
 import socket
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from taskqd.domain.errors import ConfigError
 
@@ -88,10 +89,14 @@ class HealthServer:
             sock.close()
             raise
 
-    async def listen_on_port(self, host: str, port: int) -> None:
-        """Serve the same on a TCP port too. ``ConfigError`` when it is taken or not ours to bind."""
+    async def listen_on_port(self, host: str, port: int, *, only: Collection[str] | None = None) -> None:
+        """Serve the same, or ``only`` these paths, on a TCP port too.
+
+        Raises ``ConfigError`` when the port is taken or not ours to bind.
+        """
         try:
-            self._port = await asyncio.start_server(self._serve, host, port, limit=_HEADER_LIMIT)
+            serve = partial(self._serve, only=only)
+            self._port = await asyncio.start_server(serve, host, port, limit=_HEADER_LIMIT)
         except OSError as error:
             raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
 
@@ -121,11 +126,13 @@ class HealthServer:
             what = os.strerror(error.errno) if error.errno else str(error)
             raise ConfigError(f"cannot create the socket {self.path!r}: {what}") from None
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, only: Collection[str] | None = None
+    ) -> None:
         self._connections += 1
         try:
             async with asyncio.timeout(_REQUEST_TIMEOUT):
-                status, reason, kind, body = await self._answer(reader)
+                status, reason, kind, body = await self._answer(reader, only)
                 phrase = " ".join(reason.split()).encode("ascii", "replace").decode()[:200]
                 head = (
                     f"HTTP/1.1 {status} {phrase}\r\nContent-Type: {kind}\r\n"
@@ -139,7 +146,7 @@ class HealthServer:
             self._connections -= 1
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader) -> tuple[int, str, str, bytes]:
+    async def _answer(self, reader: asyncio.StreamReader, only: Collection[str] | None) -> tuple[int, str, str, bytes]:
         if self._connections > _MAX_CONNECTIONS:
             return _error(503, "too many connections")
         try:
@@ -150,6 +157,8 @@ class HealthServer:
             return _error(400)
         method, _, rest = head.split(b"\r\n", 1)[0].decode("latin-1").partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
+        if only is not None and path not in only:
+            return _error(404, f"no {path[:80]}; there are {', '.join(sorted(only))}")
         if path == "/metrics" and self._metrics is not None:
             return self._ask(method, self._metrics)
         if path not in self._routes:

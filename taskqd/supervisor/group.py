@@ -22,6 +22,9 @@ from taskqd.supervisor.sdnotify import Notifier
 from taskqd.supervisor.spawn import child_command
 from taskqd.supervisor.workgroup import SCHEDULER, Workgroup, WorkgroupError, load_workgroup
 
+PUBLIC_PATHS = ("/startup", "/live", "/ready", "/metrics")
+"""What ``health_address`` serves: nothing that changes the group, and nothing that names its processes' errors."""
+
 
 async def run_group(
     file: str,
@@ -58,6 +61,8 @@ async def run_group(
             )
             await server.start()
             try:
+                if workgroup.supervisor.health_address is not None:
+                    await server.listen_on_port(*workgroup.supervisor.health_address, only=PUBLIC_PATHS)
                 notifier.round(board.headline(), ready=False)
                 plan = await _preflight(file, reaper, environ, stop_signals, log, notifier)
                 if plan is None:

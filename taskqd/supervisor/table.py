@@ -108,6 +108,18 @@ class Table:
         self.problem(key, f"{value!r} must be a duration from {low:g} to {high:g} seconds, or like '500ms', '5m', '2h'")
         return default
 
+    def address(self, key: str) -> tuple[str, int] | None:
+        """Take ``"host:port"``; a host of IPv6 stands in brackets."""
+        value = self._take(key)
+        if value is None:
+            return None
+        host, _, port = str(value).rpartition(":")
+        host = host[1:-1] if host.startswith("[") and host.endswith("]") else host if ":" not in host else ""
+        if isinstance(value, str) and host and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535:
+            return host, int(port)
+        self.problem(key, f'{value!r} must be "host:port" with a port from 1 to 65535, as in "0.0.0.0:8081"')
+        return None
+
     def table(self, key: str) -> Table:
         """Take a sub-table; an empty one when there is none."""
         value = self._take(key)

@@ -48,6 +48,9 @@ class SupervisorOptions:
     """The group's name: of its socket, its lock and its database sessions. Default: the file's stem."""
     runtime_dir: str | None = None
     """Where the group's socket and lock live. Default: the first usable standard directory."""
+    health_address: tuple[str, int] | None = None
+    """``"host:port"`` that serves /startup, /live, /ready and /metrics over TCP, without a password: for httpGet
+    probes and scrapers. Default: the group's unix socket alone."""
     termination_grace_period: float | None = None
     """What the platform grants between SIGTERM and SIGKILL. Default: that setting, 85."""
     backoff_initial: float = 0.5
@@ -194,6 +197,7 @@ def _supervisor(table: Table, stem: str, settings: Collection[str]) -> Superviso
     options = SupervisorOptions(
         name=name or stem,
         runtime_dir=table.text("runtime_dir"),
+        health_address=table.address("health_address"),
         termination_grace_period=table.seconds("termination_grace_period", None, 10, 86400),
         backoff_initial=table.seconds("backoff_initial", 0.5, 0.01, 60),
         backoff_max=table.seconds("backoff_max", 30.0, 0.01, 3600),

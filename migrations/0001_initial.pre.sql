@@ -384,8 +384,9 @@ $$;
 
 -- Takes back rows whose lease, or heartbeat, ran out, and rows of tombstoned workers, oldest lease first. A row of a
 -- worker that was stopping is an interrupt: it goes back to the queue and can never end the job. Any other is a crash:
--- it waits on the job's own retry curve, or ends it. Locks jobs only, skipping what others hold. Returns rows taken.
-create function {schema}.reap(max_rows integer) returns integer
+-- it waits on the job's own retry curve, or ends it. `of_workers` limits it to the rows of these. Locks jobs only,
+-- skipping what others hold. Returns rows taken.
+create function {schema}.reap(max_rows integer, of_workers uuid[] default null) returns integer
 language plpgsql volatile as $$
 declare
     taken integer;
@@ -406,6 +407,7 @@ begin
         from {schema}.jobs j
         left join {schema}.workers w on w.id = j.worker_id
         where j.status = 'running'
+          and (of_workers is null or j.worker_id = any(of_workers))
           and (j.lock_expires_at < clock_timestamp()
                or w.dead_at is not null
                or (j.heartbeat_timeout is not null
@@ -471,6 +473,23 @@ begin
         perform {schema}.wake();
     end if;
     return taken;
+end
+$$;
+
+-- Declares workers dead whose processes are gone, and takes back what they hold by the rules of reap(). A claim of
+-- theirs that commits later finds the tombstone, and the next reap() takes its rows whatever their leases say. Never
+-- call it for a worker that may still live. Locks workers in id order, then jobs. Returns rows taken; as many as
+-- max_rows mean that more may wait.
+create function {schema}.release(dead_workers uuid[], max_rows integer) returns integer
+language plpgsql volatile as $$
+begin
+    perform from {schema}.workers w
+        where w.id = any(dead_workers) and w.dead_at is null
+        order by w.id
+        for no key update;
+    update {schema}.workers w set dead_at = clock_timestamp()
+        where w.id = any(dead_workers) and w.dead_at is null;
+    return {schema}.reap(max_rows, coalesce(dead_workers, '{}'));
 end
 $$;
 

@@ -7,8 +7,10 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
 
 from taskqd.health.lines import LineProtocol, Message
 
@@ -45,6 +47,10 @@ def _no_quiet(_quiet: bool) -> None:
 
 class ControlLink:
     """Pushes a beat each second from the event loop, so that a blocked loop is a missing beat.
+Release = Callable[[list[UUID]], Awaitable[int]]
+"""Settles what these dead workers held and returns how many rows it took back."""
+
+
 
     When the supervisor's end closes, the supervisor is gone and this process ends at once with 75: a
     successor may be starting the same worker.
@@ -59,6 +65,8 @@ class ControlLink:
         self._on_quiet: Callable[[bool], None] = _no_quiet
         self._timer: asyncio.TimerHandle | None = None
         self._expected = 0.0
+        self._on_release: Release | None = None
+        self._answering: set[asyncio.Task[None]] = set()
         self._sequence = 0
 
     @classmethod
@@ -86,14 +94,17 @@ class ControlLink:
     ) -> None:
         """Say hello and begin to beat.
 
+        *,
+        on_release: Release | None = None,
         ``beat`` returns the fields of one beat and is called on the loop each second: it must be quick.
         ``on_drain`` may be called again with earlier times. ``on_quiet(True)`` asks to claim nothing more for
-        now.
+        now. ``on_release`` is asked to settle what dead workers held.
         """
         self._beat, self._on_drain, self._on_quiet = beat, on_drain, on_quiet
         loop = asyncio.get_running_loop()
         self._socket.setblocking(False)
         await loop.create_unix_connection(lambda: self._lines, sock=self._socket)
+        self._on_release = on_release
         self._lines.send({"op": "hello", "v": PROTOCOL_VERSION, "pid": os.getpid(), **self._identity})
         self._expected = time.monotonic()
         self._push()
@@ -110,12 +121,16 @@ class ControlLink:
         """Tell how far a stop has come."""
         self._lines.send({"op": "draining", "phase": phase, "inflight": inflight})
 
-    async def close(self, reason: str) -> None:
-        """Say goodbye and stop beating; the process is about to end by itself."""
+    async def close(self, reason: str, held: int = 0) -> None:
+        """Say goodbye and stop beating; the process is about to end by itself, still holding ``held`` jobs."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._lines.send({"op": "bye", "reason": reason})
+        if self._canary is not None:
+            self._canary.stop()
+        for task in self._answering:
+            task.cancel()
+        self._lines.send({"op": "bye", "reason": reason, "held": held})
         self._lines.close()
         await asyncio.sleep(0)
 
@@ -154,3 +169,24 @@ class ControlLink:
 
     def _lost(self, _reason: str) -> None:
         os._exit(_ORPHANED)
+            case "release" if self._on_release is not None:
+                workers = [UUID(text) for text in message["worker_ids"]]
+                self._answer("released", message["id"], self._release(self._on_release(workers)))
+    def _answer(self, op: str, number: object, work: Coroutine[Any, Any, Message]) -> None:
+        """Do ``work`` in the background and send what it returns, or why it failed."""
+
+        async def answer() -> None:
+            try:
+                fields = await work
+            except Exception as error:
+                fields = {"error": f"{type(error).__name__}: {error}"}
+            self._lines.send({"op": op, "id": number, **fields})
+
+        task = asyncio.get_running_loop().create_task(answer())
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    @staticmethod
+    async def _release(work: Awaitable[int]) -> Message:
+        return {"taken": await work}
+

@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import uvloop
@@ -24,6 +25,7 @@ from taskqd.scheduler.maintenance import Maintenance, MaintenanceLoops
 from taskqd.settings import Settings
 from taskqd.storage.boot import boot_connection
 from taskqd.storage.connect import create_pool
+from taskqd.storage.release import release_workers
 from taskqd.storage.statements import load
 
 POOL_SIZE = 2
@@ -70,7 +72,7 @@ class Scheduler:
         """Maintain the schema until asked to stop."""
         self._install_signals()
         if self._link is not None:
-            await self._link.start(self._beat_fields, self._on_drain)
+            await self._link.start(self._beat_fields, self._on_drain, on_release=self._on_release)
         try:
             if not await finished_before(self._open(), self._stopping):
                 return ExitCode.DONE
@@ -179,6 +181,11 @@ class Scheduler:
         self._stopping.set()
 
     def _database_away(self, why: str, pause: float) -> None:
+    async def _on_release(self, workers: list[UUID]) -> int:
+        if self._pool is None:
+            raise RuntimeError(f"the scheduler is {self._phase}")
+        return await release_workers(self._pool, self._schema, workers, timeout=STATEMENT_TIMEOUT)
+
         _log.warning("database-unavailable", why=why, retry_in=round(pause, 2))
 
     def _loop_failed(self, name: str, error: BaseException, streak: int) -> None:

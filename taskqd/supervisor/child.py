@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -54,8 +55,25 @@ class Child:
         self._lines = lines = LineProtocol(self._receive, self._link_lost)
         await asyncio.get_running_loop().create_unix_connection(lambda: lines, sock=new.link)
 
+        self.left_nothing = False
+        """It said goodbye and held no jobs."""
+        self.stopped = False
+        """A signal or a debugger holds it."""
+        self.has_canary = False
+        """A thread of it speaks up when its event loop is silent."""
+        self.verdict: str | None = None
+        """What it suffers from, if that is known."""
+        self.private_bytes: int | None = None
+        """The memory that it shares with no other process, when it was last measured."""
+        self.stacks: tuple[int, str] = (0, "")
+        """How often it has shown its stacks, and what it showed last."""
+        self._word = 0
+        self._shown_since_beat = False
+        self._unread = ""
     def bury(self, code: int) -> None:
         """Forget the process, which ended with ``code``."""
+        self._asked: dict[int, asyncio.Future[Message | None]] = {}
+        self._numbers = itertools.count(1)
         self._left = self.read_dump()
         if self._process is not None:
             self._process.returncode = code  # it was waited for elsewhere; Popen must not try
@@ -70,6 +88,9 @@ class Child:
     @property
     def said_goodbye(self) -> bool:
         """It had told that it would end."""
+        self.stopped, self.has_canary, self.verdict, self.private_bytes = False, False, None, None
+        self._word, self._unread, self.deadlines = 0, "", None
+        self.left_nothing = False
         return bool(self._said)
 
     def last_words(self) -> dict[str, str | None]:
@@ -84,6 +105,9 @@ class Child:
         os.ftruncate(self._dump, 0)
         return text.decode("utf-8", "backslashreplace").strip()
 
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_result(None)
     def ask_to_drain(self, reason: str) -> None:
         """Send the deadlines over the link.
 
@@ -145,6 +169,34 @@ class Child:
             case "beat":
                 self.beat, self.beat_at = message, time.monotonic()
                 self._on_event(self, Beat())
+    async def ask(self, op: str, timeout: float, **fields: object) -> Message | None:
+        """Send a request and return its answer, or None when none came within ``timeout`` seconds."""
+        number = next(self._numbers)
+        answer: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        try:
+            if self._lines is None or not self._lines.send({"op": op, "id": number, **fields}):
+                return None
+            async with asyncio.timeout(timeout):
+                return await answer
+        except TimeoutError:
+            return None
+        finally:
+            del self._asked[number]
+
+    def set_quiet(self, quiet: bool) -> None:
+        """Ask the process, and every one that follows it here, to claim nothing; or to claim again."""
+        self.quiet = quiet
+        if self._lines is not None:
+            self._lines.send({"op": "quiet" if quiet else "resume"})
+
+    async def moves(self, within: float | None) -> None:
+        """Return when the slot enters another state, or ``within`` seconds have passed."""
+        self.moved.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                await self.moved.wait()
+
             case "ready":
                 self._on_event(self, Ready())
             case "boot":
@@ -158,6 +210,17 @@ class Child:
 
     def _link_lost(self, reason: str) -> None:
         # Usually the process has ended, which the reaper tells. Garbage means that it cannot be watched any
+    @property
+    def worker_id(self) -> str | None:
+        """What the rows that it claims name; None before its first beat, and for what claims nothing."""
+        found = self.beat.get("worker_id")
+        return found if isinstance(found, str) else None
+
         # more.
         if reason != "closed" and self.slot.pid is not None:
             self._on_event(self, Broken(f"its control link broke: {reason}"))
+                self.left_nothing = message.get("held") == 0
+            case "released":
+                answer = self._asked.get(message["id"])
+                if answer is not None and not answer.done():
+                    answer.set_result(message)

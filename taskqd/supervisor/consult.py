@@ -45,6 +45,38 @@ async def consult(
     """Run the preflight child with ``arguments`` and return its plan.
 
     ``on_step`` is given the seconds that each step may take, as it begins.
+    Raises as :func:`ask_preflight` does.
+    """
+    answer = await ask_preflight(
+        arguments, reaper=reaper, environ=environ, on_warning=on_warning, on_step=on_step
+    )
+    return Plan.from_json(answer["plan"])
+
+
+async def release_by_helper(
+    file: str, workers: Sequence[str], reaper: Reaper, environ: Mapping[str, str]
+) -> int:
+    """Settle what dead ``workers`` held through a preflight child; return the rows taken. Raises like it."""
+    answer = await ask_preflight(
+        [file, "--for", "release", "--release", ",".join(workers)],
+        reaper=reaper,
+        environ=environ,
+        on_warning=_unheard,
+        on_step=lambda _within: None,
+    )
+    return int(answer["taken"])
+
+
+async def ask_preflight(
+    arguments: Sequence[str],
+    *,
+    reaper: Reaper,
+    environ: Mapping[str, str],
+    on_warning: Callable[[str], None],
+    on_step: Callable[[float], None],
+) -> Message:
+    """Run the preflight child with ``arguments`` and return its answer.
+
     Raises ``PreflightError`` with the child's message and exit code, or with 70 when it took longer than it
     had announced or ended without an answer. The child is gone when this returns.
     """
@@ -77,7 +109,11 @@ async def consult(
                     await ended.wait()
         if new.dump is not None:
             asking.close_dump(new.dump)
-    return asking.plan()
+    return asking.answer()
+
+
+def _unheard(_text: str) -> None:
+    """Warnings about the file were told when the group started."""
 
 
 async def consult_alone(arguments: Sequence[str]) -> tuple[Plan, list[str]]:
@@ -119,14 +155,14 @@ class _Asking:
                 async with asyncio.timeout_at(min(self._deadline, loop.time() + 1.0)):
                     await self.done.wait()
 
-    def plan(self) -> Plan:
-        """Return the plan in the answer, or raise what the answer says."""
+    def answer(self) -> Message:
+        """Return the answer, or raise what it says."""
         answer = self._answer
         if answer is None:
             raise PreflightError(f"the check before the start {self._silence()}", self._silence_code)
         if answer["op"] == "error":
             raise PreflightError(str(answer["message"]), int(answer["exit_code"]))
-        return Plan.from_json(answer["plan"])
+        return answer
 
     def close_dump(self, dump: int) -> None:
         """Keep what the child left in its dump file."""
@@ -153,7 +189,7 @@ class _Asking:
                 self._on_step(float(message["within"]))
             case "warning":
                 self._on_warning(str(message["text"]))
-            case "plan" | "error":
+            case "plan" | "released" | "error":
                 self._answer = message
                 self.done.set()
             case _:

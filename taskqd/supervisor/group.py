@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.health.server import HealthServer
 from taskqd.supervisor.board import Board
-from taskqd.supervisor.consult import consult
+from taskqd.supervisor.consult import consult, release_by_helper
 from taskqd.supervisor.journal import Journal
 from taskqd.supervisor.monitor import Command, Monitor
 from taskqd.supervisor.plan import Plan
 from taskqd.supervisor.reaper import Reaper
+from taskqd.supervisor.record import Record
+from taskqd.supervisor.release import Releaser
 from taskqd.supervisor.runtime import GroupFiles, choose_directory
 from taskqd.supervisor.sdnotify import Notifier
 from taskqd.supervisor.spawn import child_command
@@ -63,6 +65,10 @@ async def run_group(
             try:
                 if workgroup.supervisor.health_address is not None:
                     await server.listen_on_port(*workgroup.supervisor.health_address, only=PUBLIC_PATHS)
+            releaser = Releaser(
+                Record(files.record), log, lambda workers: release_by_helper(file, workers, reaper, environ)
+            )
+            releaser.start()
                 notifier.round(board.headline(), ready=False)
                 plan = await _preflight(file, reaper, environ, stop_signals, log, notifier)
                 if plan is None:
@@ -79,10 +85,12 @@ async def run_group(
                 )
                 stop_signals.listener = monitor.stop
                 return await monitor.run()
+                    releaser=releaser,
             finally:
                 await server.stop()
         finally:
             files.release()
+                await releaser.finish(_RELEASE_TIME)
     finally:
         reaper.stop()
         notifier.close()

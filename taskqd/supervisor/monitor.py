@@ -36,6 +36,8 @@ from taskqd.supervisor.reaper import Reaper
 from taskqd.supervisor.runtime import GroupFiles
 from taskqd.supervisor.sdnotify import Notifier
 from taskqd.supervisor.slot import ALIVE, State
+from taskqd.supervisor.release import Releaser
+from taskqd.supervisor.roster import Roster
 from taskqd.supervisor.spawn import base_environment, child_command, child_environment, spawn
 from taskqd.supervisor.state import step
 from taskqd.supervisor.stopping import deadlines, hurry, last_moment
@@ -66,6 +68,7 @@ class Monitor:
     ) -> None:
         self._plan = plan
         self._notifier = notifier or Notifier("")
+        releaser: Releaser,
         self._files = files
         self._board = board
         self._journal = journal
@@ -74,6 +77,8 @@ class Monitor:
         self._base = base_environment(environ, plan.app_dir)
         self._instance = str(uuid.uuid4())
         self._children = [
+        self._releaser = releaser
+        self._environ = environ
             Child(spec, index, plan.timing, self._apply) for spec in plan.children for index in range(spec.replicas)
         ]
         self._came_up: set[str] = set()
@@ -85,7 +90,9 @@ class Monitor:
 
     async def run(self) -> int:
         """Run the group and return the exit code of the supervisor."""
-        self._board.children, self._board.budget = self._children, self._plan.budget
+        self._board.children, self._board.budget = self.roster.members, self._plan.budget
+        self._board.others = self.roster.others
+        self._releaser.children = self._children
         self._board.unknown_reaped = lambda: self._reaper.unknown
         self._board.phase = "running"
         self._journal.tell("workgroup.start", children=len(self._children), grace_s=self._plan.grace)
@@ -267,3 +274,7 @@ class Monitor:
 
 def _jitter() -> float:
     return random.uniform(0.8, 1.2)
+            self._settle_socket(child)
+        if isinstance(event, Beat):
+            self._releaser.heard(child)
+        self._releaser.ended(child, code)

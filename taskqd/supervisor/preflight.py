@@ -1,7 +1,7 @@
 """The short-lived child that does what the supervisor must not: settings, actors, database, budget.
 
-``python -P -m taskqd.supervisor.preflight FILE --for run|check|budget``. Messages go over the control link:
-``step`` (what happens next, and how long it may take), ``warning``, and at the end ``plan`` or ``error``.
+``python -P -m taskqd.supervisor.preflight FILE --for run|check|budget|release``. Messages go over the control link:
+``step`` (what happens next, and how long it may take), ``warning``, and at the end ``plan``, ``released`` or ``error``.
 Whatever the application's modules print goes to standard error.
 """
 
@@ -54,7 +54,10 @@ def main(argv: Sequence[str]) -> int:
     from taskqd.domain.exit_codes import ExitCode
 
     try:
-        link.send({"op": "plan", **_answer(options, link)})
+        if options.purpose == "release":
+            link.send({"op": "released", "taken": _release(options, link)})
+        else:
+            link.send({"op": "plan", **_answer(options, link)})
     except TaskQError as error:
         link.send({"op": "error", "message": str(error), "exit_code": int(error.exit_code)})
         return error.exit_code
@@ -69,7 +72,8 @@ def main(argv: Sequence[str]) -> int:
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="preflight")
     parser.add_argument("file")
-    parser.add_argument("--for", dest="purpose", choices=("run", "check", "budget"), required=True)
+    parser.add_argument("--for", dest="purpose", choices=("run", "check", "budget", "release"), required=True)
+    parser.add_argument("--release", default="", metavar="ID,ID", help="the workers that are dead")
     parser.add_argument("--offline", action="store_true")
     parser.add_argument("--max-connections", type=int)
     return parser.parse_args(argv)
@@ -167,6 +171,35 @@ async def _check_database(settings: Settings, group: str, link: _Link) -> Limits
         await conn.close(timeout=_LOOK_TIMEOUT)
 
 
+def _release(options: argparse.Namespace, link: _Link) -> int:
+    """Settle what dead workers held; return the rows taken."""
+    from uuid import UUID
+
+    from taskqd.supervisor.resolve import resolve
+
+    found = resolve(options.file)
+    workers = [UUID(text) for text in options.release.split(",")]
+    return asyncio.run(_release_through(found.settings, found.plan.group, workers, link))
+
+
+async def _release_through(settings: Settings, group: str, workers: Sequence[UUID], link: _Link) -> int:
+    from taskqd.storage.connect import close, connect
+    from taskqd.storage.release import release_workers
+
+    link.step("settling the jobs of dead workers", _LOOK_TIMEOUT + _DATABASE_MARGIN)
+    conn = await connect(
+        settings.direct_dsn(),
+        role="preflight",
+        schema=settings.schema_name,
+        group=group,
+        timeout=_LOOK_TIMEOUT,
+    )
+    try:
+        return await release_workers(conn, settings.schema_name, workers, timeout=_LOOK_TIMEOUT)
+    finally:
+        await close(conn)
+
+
 async def _look_at_limits(settings: Settings, group: str, link: _Link) -> Limits | None:
     """Return what the database grants, or None with a warning when it cannot be reached."""
     from taskqd.domain.errors import DatabaseUnavailableError
@@ -215,6 +248,8 @@ def _raise_if_full(error: BaseException) -> None:
 
 TYPE_CHECKING = False  # as type checkers read it: what is imported above must stay light
 if TYPE_CHECKING:
+    from uuid import UUID
+
     import asyncpg
 
     from taskqd.settings import Settings

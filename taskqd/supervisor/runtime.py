@@ -36,6 +36,8 @@ class GroupFiles:
         self._children = os.path.join(directory, group)
         self.socket = os.path.join(directory, f"{group}.sock")
         """The group's own socket."""
+        self.record = os.path.join(directory, f"{group}.state.json")
+        """Which workers run as which processes."""
 
     def child_socket(self, name: str, index: int) -> str:
         """Return the health socket of one child."""

@@ -21,6 +21,7 @@ from taskqd.observe.logs import get_logger
 from taskqd.settings import Settings
 from taskqd.storage.connect import create_pool
 from taskqd.storage.listener import WakeListener
+from taskqd.storage.release import release_workers
 from taskqd.storage.statements import load
 from taskqd.worker.attempt import Attempt, Leases
 from taskqd.worker.completer import Completer
@@ -175,6 +176,22 @@ class Engine:
         """Claim nothing more while quiet; what runs goes on."""
         self._quiet = quiet
         self._apply_pause()
+
+    @property
+    def held(self) -> int:
+        """Rows that this worker holds and nobody has settled."""
+        return len(self._leases)
+
+    async def release(self, workers: Sequence[UUID]) -> int:
+        """Settle what these dead workers held; return how many rows came back."""
+        if self._worker_id in workers:
+            raise ValueError("a worker does not release its own rows")
+        return await release_workers(
+            self._dispatch_pool,
+            self._settings.schema_name,
+            workers,
+            timeout=self._settings.dispatcher_command_timeout,
+        )
 
     # -- events of the parts ------------------------------------------------------------------------
 

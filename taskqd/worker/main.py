@@ -107,7 +107,6 @@ class Worker:
                 lambda: report.beat(self._engine, self._phase, settings.max_concurrency, self.id),
                 self._on_drain,
                 self._on_quiet,
-                worker_id=self.id,
                 on_release=self._on_release,
             )
         if settings.health_enabled:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 from taskqd.health.server import Report
 from taskqd.worker.engine import Engine
 
@@ -35,11 +37,12 @@ def ready(engine: Engine | None, phase: str, heartbeat_interval: float) -> Repor
     )
 
 
-def beat(engine: Engine | None, phase: str, slots: int) -> dict[str, object]:
+def beat(engine: Engine | None, phase: str, slots: int, worker_id: UUID) -> dict[str, object]:
     """The fields of a beat to the supervisor."""
     if engine is None:
-        return {"phase": phase, "inflight": 0, "slots": slots}
+        return {"worker_id": str(worker_id), "phase": phase, "inflight": 0, "slots": slots}
     return {
+        "worker_id": str(worker_id),
         "phase": phase,
         "inflight": engine.slots.busy,
         "slots": slots,

@@ -148,7 +148,8 @@ class Scheduler:
 
     async def _unregister(self) -> None:
         try:
-            await self._pool.execute(self._sql.stop_scheduler, self.id, timeout=2.0)
+            async with asyncio.timeout(2.0):
+                await self._pool.execute(self._sql.stop_scheduler, self.id)
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             _log.warning("stop-not-recorded", error=type(error).__name__)
 
@@ -180,12 +181,12 @@ class Scheduler:
     def _on_drain(self, _drain: Drain) -> None:
         self._stopping.set()
 
-    def _database_away(self, why: str, pause: float) -> None:
     async def _on_release(self, workers: list[UUID]) -> int:
         if self._pool is None:
             raise RuntimeError(f"the scheduler is {self._phase}")
         return await release_workers(self._pool, self._schema, workers, timeout=STATEMENT_TIMEOUT)
 
+    def _database_away(self, why: str, pause: float) -> None:
         _log.warning("database-unavailable", why=why, retry_in=round(pause, 2))
 
     def _loop_failed(self, name: str, error: BaseException, streak: int) -> None:

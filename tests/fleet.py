@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support import Command, wait_until
+from tests.support import Command, eventually, wait_until
 
 ACTORS = "tests.apps.basic:actors"
 QUICK = {
@@ -83,9 +83,9 @@ class Fleet:
         lines = [Execution(**json.loads(line)) for line in text.splitlines()]
         return [line for line in lines if line.event == event]
 
-    def wait_for_executions(self, count: int, event: str = "start", timeout: float = 20.0) -> list[Execution]:
+    async def wait_for_executions(self, count: int, event: str = "start", timeout: float = 20.0) -> list[Execution]:
         """Wait until the log holds ``count`` lines with this event."""
-        return wait_until(
+        return await eventually(
             lambda: done if len(done := self.executions(event)) >= count else [], timeout, f"{count} × {event}"
         )
 

@@ -151,7 +151,7 @@ async def test_what_it_needs_and_serves_is_logged_once(fleet: Fleet, jobs: JobTa
 async def test_sessions_say_whose_they_are_and_stay_within_the_budget(fleet: Fleet, jobs: JobTable) -> None:
     worker = fleet.worker(concurrency=4)
     await jobs.plant(300)
-    fleet.wait_for_executions(300)
+    await fleet.wait_for_executions(300)
     names = await jobs.conn.fetch(
         "select application_name from pg_stat_activity where application_name like $1", f"taskqd/{jobs.schema}/%"
     )

@@ -19,7 +19,7 @@ async def test_an_actor_that_blocks_the_loop_keeps_its_lease(fleet: Fleet, tq: T
     """Blocked for one and a half leases, while two others look for expired ones."""
     worker = fleet.worker(concurrency=2)
     handle = await tq.enqueue(basic.blocks, Work(key="a", seconds=6.0))
-    fleet.wait_for_executions(1)
+    await fleet.wait_for_executions(1)
     others = await tq.enqueue(basic.succeed, Work(key="b"), queue="other")
     fleet.worker(queues="default,other")
     fleet.scheduler()
@@ -42,7 +42,7 @@ async def test_a_loop_that_stands_still_beyond_its_budget_ends_the_process(fleet
         }
     )
     await tq.enqueue(basic.blocks, Work(seconds=60))
-    fleet.wait_for_executions(1)
+    await fleet.wait_for_executions(1)
     began = time.monotonic()
     assert worker.wait(20) == 70
     assert time.monotonic() - began < 15
@@ -57,7 +57,7 @@ async def test_a_worker_frozen_beyond_its_lease_changes_nothing_of_what_others_t
     frozen = fleet.worker(concurrency=4)
     handles = [await tq.enqueue(basic.succeed, Work(key=str(n), seconds=1.5)) for n in range(3)]
     handles.append(await tq.enqueue(basic.plain, Work(key="thread", seconds=1.5)))
-    fleet.wait_for_executions(4)
+    await fleet.wait_for_executions(4)
     frozen.signal(signal.SIGSTOP)
     try:
         fleet.worker(concurrency=4)
@@ -78,7 +78,7 @@ async def test_a_worker_frozen_for_a_moment_goes_on(fleet: Fleet, tq: TaskQ) -> 
     worker = fleet.worker()
     fleet.scheduler()
     handle = await tq.enqueue(basic.succeed, Work(seconds=2.0))
-    fleet.wait_for_executions(1)
+    await fleet.wait_for_executions(1)
     worker.signal(signal.SIGSTOP)
     time.sleep(0.8)
     worker.signal(signal.SIGCONT)
@@ -100,7 +100,7 @@ async def test_a_worker_frozen_while_idle_goes_on_however_long_it_was(fleet: Fle
 async def test_a_worker_that_was_declared_dead_ends(fleet: Fleet, tq: TaskQ, jobs: JobTable) -> None:
     worker = fleet.worker(env={"TASKQ_NOTIFY_POLL_INTERVAL": "60"})  # or it takes its own row back, and again
     handle = await tq.enqueue(basic.succeed, Work(seconds=60))
-    fleet.wait_for_executions(1)
+    await fleet.wait_for_executions(1)
     await jobs.conn.execute(f'update "{jobs.schema}".workers set dead_at = clock_timestamp()')
     assert worker.wait(20) == 70
     assert (await jobs.tick())["reaped"] == 1
@@ -112,10 +112,10 @@ async def test_a_handler_whose_row_was_taken_is_stopped(fleet: Fleet, tq: TaskQ,
     """An operator may end a lease at any time; the worker hears of it at its next beat."""
     worker = fleet.worker()
     handle = await tq.enqueue(basic.tidy, Work(key="a", seconds=60))
-    fleet.wait_for_executions(1)
+    await fleet.wait_for_executions(1)
     await jobs.update([handle.job_id], status="'failed'", epoch="epoch + 1", lock_expires_at="null")
     before = await jobs.image()
-    fleet.wait_for_executions(1, "cancelled lease_lost", timeout=10)
+    await fleet.wait_for_executions(1, "cancelled lease_lost", timeout=10)
     wait_for_event(worker, "lease-lost")
     assert await (await tq.enqueue(basic.succeed, Work(key="b"))).wait(WAIT) == "b"
     assert (await jobs.image())[1] == before[1]
@@ -128,7 +128,7 @@ async def test_a_handler_whose_row_was_taken_is_stopped(fleet: Fleet, tq: TaskQ,
 async def test_a_row_that_somebody_holds_for_long_is_not_lost(fleet: Fleet, tq: TaskQ, jobs: JobTable) -> None:
     worker = fleet.worker()
     handle = await tq.enqueue(basic.succeed, Work(key="a", seconds=3.0))
-    fleet.wait_for_executions(1)
+    await fleet.wait_for_executions(1)
     async with jobs.conn.transaction():
         await jobs.conn.execute(f'select from "{jobs.schema}".jobs where id = $1 for update', handle.job_id)
         time.sleep(2.0)

@@ -43,7 +43,7 @@ async def test_what_runs_may_finish_within_the_grace(fleet: Fleet, tq: TaskQ) ->
         await tq.enqueue(basic.succeed, Work(key="a", seconds=1.0)),
         await tq.enqueue(basic.plain, Work(seconds=1.0)),
     ]
-    fleet.wait_for_executions(2)
+    await fleet.wait_for_executions(2)
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
     rows = [await handle.row() for handle in handles]
@@ -55,7 +55,7 @@ async def test_a_handler_hears_of_the_stop_at_once(fleet: Fleet, tq: TaskQ) -> N
     worker = fleet.worker(env={"TASKQ_CANCELLATION_GRACE_PERIOD": "15", "TASKQ_LOCK_LEASE": "20"})
     listens = await tq.enqueue(basic.listens, Work(seconds=60))
     polite = await tq.enqueue(basic.polite, Work(seconds=60))
-    fleet.wait_for_executions(2)
+    await fleet.wait_for_executions(2)
     began = time.monotonic()
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
@@ -68,7 +68,7 @@ async def test_a_handler_hears_of_the_stop_at_once(fleet: Fleet, tq: TaskQ) -> N
 async def test_no_job_begins_once_it_stops(fleet: Fleet, tq: TaskQ) -> None:
     worker = fleet.worker()
     await tq.enqueue(basic.succeed, Work(seconds=1.5))
-    fleet.wait_for_executions(1)
+    await fleet.wait_for_executions(1)
     worker.signal(signal.SIGTERM)
     wait_for_event(worker, "shutdown-phase")
     late = await tq.enqueue(basic.succeed, Work(key="late"))
@@ -81,7 +81,7 @@ async def test_under_load_everything_goes_back_or_ends(fleet: Fleet, jobs: JobTa
     """Fast jobs, so that rows wait in the local queue when the signal comes."""
     ids = await jobs.plant(4000)
     worker = fleet.worker(concurrency=4)
-    fleet.wait_for_executions(500)
+    await fleet.wait_for_executions(500)
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
     executed = {UUID(one.job) for one in fleet.executions()}
@@ -98,7 +98,7 @@ async def test_under_load_everything_goes_back_or_ends(fleet: Fleet, jobs: JobTa
 async def test_what_outlasts_the_grace_is_cancelled_and_released(fleet: Fleet, tq: TaskQ, jobs: JobTable) -> None:
     worker = fleet.worker(env={"TASKQ_CANCELLATION_GRACE_PERIOD": "0.5"})
     handles = [await tq.enqueue(basic.tidy, Work(key=str(n), seconds=60)) for n in range(3)]
-    fleet.wait_for_executions(3)
+    await fleet.wait_for_executions(3)
     began = time.monotonic()
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
@@ -119,7 +119,7 @@ async def test_a_deploy_never_ends_a_job(fleet: Fleet, tq: TaskQ) -> None:
     handle = await tq.enqueue(basic.tidy, Work(seconds=60))
     for round_ in range(1, 5):
         worker = fleet.worker(env={"TASKQ_CANCELLATION_GRACE_PERIOD": "0"})
-        fleet.wait_for_executions(round_)
+        await fleet.wait_for_executions(round_)
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 0
         row = await handle.row()
@@ -130,7 +130,7 @@ async def test_a_deploy_never_ends_a_job(fleet: Fleet, tq: TaskQ) -> None:
 async def test_what_swallows_its_cancellation_is_released_and_left_behind(fleet: Fleet, tq: TaskQ) -> None:
     worker = fleet.worker(env={"TASKQ_CANCELLATION_GRACE_PERIOD": "0.3", "TASKQ_CLEANUP_GRACE_PERIOD": "0.3"})
     handle = await tq.enqueue(basic.stubborn, Work(seconds=120))
-    fleet.wait_for_executions(1)
+    await fleet.wait_for_executions(1)
     began = time.monotonic()
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
@@ -143,7 +143,7 @@ async def test_what_swallows_its_cancellation_is_released_and_left_behind(fleet:
 async def test_a_thread_that_a_handler_left_behind_does_not_keep_the_process(fleet: Fleet, tq: TaskQ) -> None:
     worker = fleet.worker(env={"TASKQ_CANCELLATION_GRACE_PERIOD": "0.3"})
     handle = await tq.enqueue(basic.leaves_a_thread, Work(seconds=120))
-    fleet.wait_for_executions(1)
+    await fleet.wait_for_executions(1)
     began = time.monotonic()
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
@@ -157,7 +157,7 @@ async def test_a_thread_that_does_not_listen_keeps_its_row_until_the_process_is_
     """Released while its thread still works, the job would run twice at once. Later it is an interrupt."""
     worker = fleet.worker(env={"TASKQ_CANCELLATION_GRACE_PERIOD": "0.3", "TASKQ_CLEANUP_GRACE_PERIOD": "0.3"})
     handle = await tq.enqueue(basic.plain, Work(seconds=120))
-    fleet.wait_for_executions(1)
+    await fleet.wait_for_executions(1)
     worker.signal(signal.SIGTERM)
     assert worker.wait(15) == 0
     assert (await handle.row()).status == "running"
@@ -178,13 +178,13 @@ async def test_a_second_signal_begins_the_next_step_and_a_third_ends_it(fleet: F
     worker = fleet.worker(env=graces)
     tidy = await tq.enqueue(basic.tidy, Work(seconds=120))
     stubborn = await tq.enqueue(basic.stubborn, Work(seconds=120))
-    fleet.wait_for_executions(2)
+    await fleet.wait_for_executions(2)
     worker.signal(signal.SIGTERM)
     wait_for_event(worker, "shutdown-phase")
     assert fleet.executions("cancelled shutdown") == []
     worker.signal(signal.SIGTERM)
-    fleet.wait_for_executions(1, "cancelled shutdown", timeout=10)
-    fleet.wait_for_executions(1, "swallowed", timeout=10)
+    await fleet.wait_for_executions(1, "cancelled shutdown", timeout=10)
+    await fleet.wait_for_executions(1, "swallowed", timeout=10)
     await eventually(lambda: _is(tidy, "pending"), 10)
     began = time.monotonic()
     worker.signal(signal.SIGTERM)
@@ -202,10 +202,10 @@ async def test_an_outcome_that_waits_for_a_lock_is_written_before_the_end(
 ) -> None:
     worker = fleet.worker()
     handle = await tq.enqueue(basic.succeed, Work(key="a", seconds=0.5))
-    fleet.wait_for_executions(1)
+    await fleet.wait_for_executions(1)
     async with jobs.conn.transaction():
         await jobs.conn.execute(f'select from "{jobs.schema}".jobs where id = $1 for update', handle.job_id)
-        fleet.wait_for_executions(1, "end")
+        await fleet.wait_for_executions(1, "end")
         worker.signal(signal.SIGTERM)
         wait_for_event(worker, "shutdown-phase")
         time.sleep(0.5)
@@ -227,7 +227,7 @@ async def test_the_deadline_of_the_platform_is_kept_whatever_happens(fleet: Flee
         }
     )
     await tq.enqueue(basic.blocks_when_cancelled, Work(seconds=50))
-    fleet.wait_for_executions(1)
+    await fleet.wait_for_executions(1)
     began = time.monotonic()
     worker.signal(signal.SIGTERM)
     assert worker.wait(40) == 70

@@ -20,6 +20,20 @@ _ORPHANED = 75
 _OOM_SCORE = "300"
 
 
+_words: TextIO | None = None
+
+
+def leave_word(text: str) -> None:
+    """Add ``text`` to what the supervisor reads of this process besides its messages; nothing without one."""
+    if _words is not None:
+        os.write(_words.fileno(), text.encode())
+
+
+def can_leave_words() -> bool:
+    """True when the supervisor reads what :func:`leave_word` is given."""
+    return _words is not None
+
+
 def arm() -> None:
     """Bind this process to its supervisor; without one, only make ``SIGUSR1`` dump every thread's stack.
 
@@ -66,6 +80,8 @@ def _show_stacks_in(file: TextIO) -> None:
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=True, chain=False)
     if file is sys.stderr:
         return
+    global _words
+    _words = file
 
     def show_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None, /) -> None:
         traceback.print_exception(kind, error, trace, file=file)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from taskqd.health.canary import Canary
+from taskqd.health.child import can_leave_words, leave_word
 from taskqd.health.lines import LineProtocol, Message
 
 PROTOCOL_VERSION = 1
@@ -45,12 +47,12 @@ def _no_quiet(_quiet: bool) -> None:
     """What a process that claims nothing does about ``quiet``."""
 
 
-class ControlLink:
-    """Pushes a beat each second from the event loop, so that a blocked loop is a missing beat.
 Release = Callable[[list[UUID]], Awaitable[int]]
 """Settles what these dead workers held and returns how many rows it took back."""
 
 
+class ControlLink:
+    """Pushes a beat each second from the event loop, so that a blocked loop is a missing beat.
 
     When the supervisor's end closes, the supervisor is gone and this process ends at once with 75: a
     successor may be starting the same worker.
@@ -63,11 +65,12 @@ Release = Callable[[list[UUID]], Awaitable[int]]
         self._beat: Callable[[], dict[str, object]] = dict
         self._on_drain: Callable[[Drain], None] | None = None
         self._on_quiet: Callable[[bool], None] = _no_quiet
-        self._timer: asyncio.TimerHandle | None = None
-        self._expected = 0.0
         self._on_release: Release | None = None
         self._answering: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._expected = 0.0
         self._sequence = 0
+        self._canary = Canary(leave_word) if can_leave_words() else None
 
     @classmethod
     def from_environ(cls) -> ControlLink | None:
@@ -91,21 +94,26 @@ Release = Callable[[list[UUID]], Awaitable[int]]
         beat: Callable[[], dict[str, object]],
         on_drain: Callable[[Drain], None],
         on_quiet: Callable[[bool], None] = _no_quiet,
+        *,
+        on_release: Release | None = None,
     ) -> None:
         """Say hello and begin to beat.
 
-        *,
-        on_release: Release | None = None,
         ``beat`` returns the fields of one beat and is called on the loop each second: it must be quick.
         ``on_drain`` may be called again with earlier times. ``on_quiet(True)`` asks to claim nothing more for
         now. ``on_release`` is asked to settle what dead workers held.
         """
         self._beat, self._on_drain, self._on_quiet = beat, on_drain, on_quiet
+        self._on_release = on_release
         loop = asyncio.get_running_loop()
         self._socket.setblocking(False)
         await loop.create_unix_connection(lambda: self._lines, sock=self._socket)
-        self._on_release = on_release
-        self._lines.send({"op": "hello", "v": PROTOCOL_VERSION, "pid": os.getpid(), **self._identity})
+        canary = self._canary is not None
+        self._lines.send(
+            {"op": "hello", "v": PROTOCOL_VERSION, "pid": os.getpid(), "canary": canary, **self._identity}
+        )
+        if self._canary is not None:
+            self._canary.start()
         self._expected = time.monotonic()
         self._push()
 
@@ -138,6 +146,8 @@ Release = Callable[[list[UUID]], Awaitable[int]]
         now = time.monotonic()
         lag_ms = max(0.0, now - self._expected) * 1000
         self._sequence += 1
+        if self._canary is not None:
+            self._canary.heard(self._sequence)
         message: Message = {"op": "beat", "seq": self._sequence, "lag_ms": round(lag_ms, 1)}
         try:
             message.update(self._beat())
@@ -164,14 +174,12 @@ Release = Callable[[list[UUID]], Awaitable[int]]
                 self._on_quiet(True)
             case "resume":
                 self._on_quiet(False)
-            case _:
-                pass  # a newer supervisor may say more than this version knows
-
-    def _lost(self, _reason: str) -> None:
-        os._exit(_ORPHANED)
             case "release" if self._on_release is not None:
                 workers = [UUID(text) for text in message["worker_ids"]]
                 self._answer("released", message["id"], self._release(self._on_release(workers)))
+            case _:
+                pass  # a newer supervisor may say more than this version knows
+
     def _answer(self, op: str, number: object, work: Coroutine[Any, Any, Message]) -> None:
         """Do ``work`` in the background and send what it returns, or why it failed."""
 
@@ -190,3 +198,5 @@ Release = Callable[[list[UUID]], Awaitable[int]]
     async def _release(work: Awaitable[int]) -> Message:
         return {"taken": await work}
 
+    def _lost(self, _reason: str) -> None:
+        os._exit(_ORPHANED)

@@ -9,6 +9,7 @@ from typing import Any
 from taskqd.health.server import Report, Route
 from taskqd.supervisor.child import Child
 from taskqd.supervisor.slot import ALIVE, State
+from taskqd.supervisor.tally import Tally
 
 _PULSE_LIMIT = 10.0
 """Seconds without a round of the supervisor after which it does not count as alive."""
@@ -32,6 +33,8 @@ class Board:
         self.stops_by: float | None = None
         """When a group that stops will be gone at the latest; monotonic seconds."""
         self.unknown_reaped: Callable[[], int] = int
+        self.tally = Tally()
+        """What the supervisor counts."""
 
     def routes(self) -> dict[str, Route]:
         """Return what the group's socket serves besides the usual."""
@@ -108,6 +111,12 @@ class Board:
                 "The longest time the supervisor itself stood still.",
                 [("", round(self.longest_gap, 3))],
             ),
+            *self._per_child(
+                "taskqd_child_private_bytes",
+                "Memory that it shares with no other process.",
+                lambda c: c.private_bytes,
+            ),
+            *self.tally.lines(),
             *_gauge(
                 "taskqd_unknown_reaped_total",
                 "Ended processes that came to the supervisor as init.",

@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from taskqd.health.canary import split_words
 from taskqd.health.control import PROTOCOL_VERSION
 from taskqd.health.lines import LineProtocol, Message
 from taskqd.supervisor.events import Beat, Broken, Event, Progress, Ready
 from taskqd.supervisor.plan import ChildSpec
 from taskqd.supervisor.reaper import kill_group
 from taskqd.supervisor.slot import Slot, Timing
-from taskqd.supervisor.spawn import NewProcess
+from taskqd.supervisor.spawn import Forked, NewProcess
 from taskqd.supervisor.stopping import Deadlines
 
 _DUMP_LIMIT = 64 * 1024
@@ -27,34 +28,33 @@ _DUMP_LIMIT = 64 * 1024
 class Child:
     """One slot of the group and the process in it, if any. ``on_event`` is given what the process says."""
 
-    def __init__(self, spec: ChildSpec, index: int, timing: Timing, on_event: Callable[[Child, Event], None]) -> None:
+    def __init__(
+        self,
+        spec: ChildSpec,
+        index: int,
+        timing: Timing,
+        on_event: Callable[[Child, Event], None],
+        *,
+        generation: int = 1,
+    ) -> None:
         self.spec = spec
         self.index = index
+        self.generation = generation
+        """Which state of the group it was made for: 1 at the start, one more with each reload and restart."""
+        self.quiet = False
+        """It was asked to claim nothing for now."""
+        self.drained = False
+        """An operator asked it to end and has not resumed it."""
+        self.health_socket = ""
+        """Where its present process answers probes."""
+        self.moved = asyncio.Event()
+        """Set whenever its slot enters another state."""
         self.slot = Slot(f"{spec.name}.{index}", timing)
         self.deadlines: Deadlines | None = None
         """What it was told when it was asked to stop."""
         self.beat: Message = {}
         """Its last beat."""
         self.beat_at: float | None = None
-        self._said = ""
-        self._left = ""
-        self._on_event = on_event
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lines: LineProtocol | None = None
-        self._dump: int | None = None
-
-    @property
-    def name(self) -> str:
-        """``worker-name.index``."""
-        return self.slot.name
-
-    async def adopt(self, new: NewProcess) -> None:
-        """Take over the process that was just made for this slot. It may end while this connects its link."""
-        self._process, self._dump = new.process, new.dump
-        self.beat, self.beat_at, self._said, self._left = {}, None, "", ""
-        self._lines = lines = LineProtocol(self._receive, self._link_lost)
-        await asyncio.get_running_loop().create_unix_connection(lambda: lines, sock=new.link)
-
         self.left_nothing = False
         """It said goodbye and held no jobs."""
         self.stopped = False
@@ -70,10 +70,37 @@ class Child:
         self._word = 0
         self._shown_since_beat = False
         self._unread = ""
-    def bury(self, code: int) -> None:
-        """Forget the process, which ended with ``code``."""
+        self._said = ""
+        self._left = ""
+        self.forked = False
+        """It was forked from a process that had imported its actors."""
         self._asked: dict[int, asyncio.Future[Message | None]] = {}
         self._numbers = itertools.count(1)
+        self._on_event = on_event
+        self._process: subprocess.Popen[bytes] | Forked | None = None
+        self._lines: LineProtocol | None = None
+        self._dump: int | None = None
+
+    @property
+    def name(self) -> str:
+        """``worker-name.index``."""
+        return self.slot.name
+
+    async def adopt(self, new: NewProcess) -> None:
+        """Take over the process that was just made for this slot. It may end while this connects its link."""
+        self._process, self._dump = new.process, new.dump
+        self.forked = isinstance(new.process, Forked)
+        self.beat, self.beat_at, self._said, self._left = {}, None, "", ""
+        self.stopped, self.has_canary, self.verdict, self.private_bytes = False, False, None, None
+        self._word, self._unread = 0, ""
+        self.left_nothing = False
+        self._lines = lines = LineProtocol(self._receive, self._link_lost)
+        await asyncio.get_running_loop().create_unix_connection(lambda: lines, sock=new.link)
+        if self.quiet:
+            lines.send({"op": "quiet"})
+
+    def bury(self, code: int) -> None:
+        """Forget the process, which ended with ``code``."""
         self._left = self.read_dump()
         if self._process is not None:
             self._process.returncode = code  # it was waited for elsewhere; Popen must not try
@@ -81,6 +108,9 @@ class Child:
         if self._lines is not None:
             self._lines.close()
             self._lines = None
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_result(None)
         if self._dump is not None:
             os.close(self._dump)
             self._dump = None
@@ -88,9 +118,6 @@ class Child:
     @property
     def said_goodbye(self) -> bool:
         """It had told that it would end."""
-        self.stopped, self.has_canary, self.verdict, self.private_bytes = False, False, None, None
-        self._word, self._unread, self.deadlines = 0, "", None
-        self.left_nothing = False
         return bool(self._said)
 
     def last_words(self) -> dict[str, str | None]:
@@ -99,15 +126,31 @@ class Child:
 
     def read_dump(self) -> str:
         """Return the stacks that the process has written since the last call, and empty the file."""
-        if self._dump is None or not os.fstat(self._dump).st_size:
-            return ""
-        text = os.pread(self._dump, _DUMP_LIMIT, 0)
-        os.ftruncate(self._dump, 0)
-        return text.decode("utf-8", "backslashreplace").strip()
+        self.look_for_words()
+        text, self._unread = self._unread.strip(), ""
+        return text
 
-        for answer in self._asked.values():
-            if not answer.done():
-                answer.set_result(None)
+    def look_for_words(self) -> None:
+        """Read what the process has written beside its messages: its stacks are kept for :meth:`read_dump`."""
+        if self._dump is None or not os.fstat(self._dump).st_size:
+            return
+        raw = os.pread(self._dump, _DUMP_LIMIT, 0)
+        os.ftruncate(self._dump, 0)
+        text, words = split_words(raw.decode("utf-8", "backslashreplace"))
+        shown_before = self._shown_since_beat
+        for beat, came_first in words.items():
+            if came_first and not shown_before:
+                self._word = beat
+        if text.strip():
+            self._shown_since_beat = True
+            self.stacks = (self.stacks[0] + 1, text.strip())
+            self._unread = (self._unread + text)[-_DUMP_LIMIT:]
+
+    @property
+    def spoke_up(self) -> bool:
+        """A thread of it has said that the event loop is silent since its last beat."""
+        return self._word > 0 and self._word >= int(self.beat.get("seq", 0))
+
     def ask_to_drain(self, reason: str) -> None:
         """Send the deadlines over the link.
 
@@ -129,46 +172,6 @@ class Child:
         if not told or self.slot.ready_at is None:
             self.send_signal(signal.SIGTERM)
 
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process; SIGKILL to its whole group."""
-        pid = self.slot.pid
-        if pid is None:
-            return
-        if number is signal.SIGKILL:
-            kill_group(pid)
-            return
-        # Not reaped yet, so the number is still this process's; one that changed its user cannot be
-        # signalled.
-        with contextlib.suppress(PermissionError):
-            os.kill(pid, number)
-
-    def database_age(self) -> float | None:
-        """Return the seconds since the database last answered it, or None when it did not say."""
-        age = self.beat.get("db_ok_age_ms")
-        return age / 1000 if isinstance(age, int | float) else None
-
-    def status(self, now: float) -> dict[str, Any]:
-        """Return what a person wants to know about this process."""
-        slot = self.slot
-        end = slot.last_exit
-        return {
-            "name": self.name,
-            "role": self.spec.role,
-            "state": str(slot.state),
-            "for_s": round(now - slot.since, 1),
-            "pid": slot.pid,
-            "restarts": slot.restarts,
-            "degraded": slot.degraded,
-            "last_exit": None if end is None else {"code": end.code, "class": str(end.kind), "why": end.why},
-            "beat_age_s": None if self.beat_at is None else round(now - self.beat_at, 1),
-            "beat": {key: value for key, value in self.beat.items() if key != "op"},
-        }
-
-    def _receive(self, message: Message) -> None:
-        match message["op"]:
-            case "beat":
-                self.beat, self.beat_at = message, time.monotonic()
-                self._on_event(self, Beat())
     async def ask(self, op: str, timeout: float, **fields: object) -> Message | None:
         """Send a request and return its answer, or None when none came within ``timeout`` seconds."""
         number = next(self._numbers)
@@ -197,30 +200,82 @@ class Child:
             async with asyncio.timeout(within):
                 await self.moved.wait()
 
-            case "ready":
-                self._on_event(self, Ready())
-            case "boot":
-                self._on_event(self, Progress())
-            case "bye":
-                self._said = str(message.get("reason", ""))[:500]
-            case "hello" if message.get("v") != PROTOCOL_VERSION:
-                self._on_event(self, Broken(f"it speaks version {message.get('v')!r} of the control protocol"))
-            case _:
-                pass  # a newer child may say more than this version knows
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process; SIGKILL to its whole group."""
+        pid = self.slot.pid
+        if pid is None:
+            return
+        if number is signal.SIGKILL:
+            kill_group(pid)
+            return
+        # Not reaped yet, so the number is still this process's; one that changed its user cannot be
+        # signalled.
+        with contextlib.suppress(PermissionError):
+            os.kill(pid, number)
 
-    def _link_lost(self, reason: str) -> None:
-        # Usually the process has ended, which the reaper tells. Garbage means that it cannot be watched any
     @property
     def worker_id(self) -> str | None:
         """What the rows that it claims name; None before its first beat, and for what claims nothing."""
         found = self.beat.get("worker_id")
         return found if isinstance(found, str) else None
 
-        # more.
-        if reason != "closed" and self.slot.pid is not None:
-            self._on_event(self, Broken(f"its control link broke: {reason}"))
+    def database_age(self) -> float | None:
+        """Return the seconds since the database last answered it, or None when it did not say."""
+        age = self.beat.get("db_ok_age_ms")
+        return age / 1000 if isinstance(age, int | float) else None
+
+    def status(self, now: float) -> dict[str, Any]:
+        """Return what a person wants to know about this process."""
+        slot = self.slot
+        end = slot.last_exit
+        return {
+            "name": self.name,
+            "role": self.spec.role,
+            "state": str(slot.state),
+            "for_s": round(now - slot.since, 1),
+            "pid": slot.pid,
+            "made_by": "fork" if self.forked else "exec",
+            "generation": self.generation,
+            "quiet": self.quiet,
+            "drained": self.drained,
+            "restarts": slot.restarts,
+            "degraded": slot.degraded,
+            "last_exit": None if end is None else {"code": end.code, "class": str(end.kind), "why": end.why},
+            "beat_age_s": None if self.beat_at is None else round(now - self.beat_at, 1),
+            "beat": {key: value for key, value in self.beat.items() if key != "op"},
+            "stopped": self.stopped,
+            "verdict": self.verdict,
+            "recycled": slot.recycled,
+            "private_bytes": self.private_bytes,
+            "queues": self.spec.settings.get("queues"),
+        }
+
+    def _receive(self, message: Message) -> None:
+        match message["op"]:
+            case "beat":
+                self.beat, self.beat_at = message, time.monotonic()
+                self._shown_since_beat = False
+                self._on_event(self, Beat())
+            case "ready":
+                self._on_event(self, Ready())
+            case "boot":
+                self._on_event(self, Progress())
+            case "bye":
+                self._said = str(message.get("reason", ""))[:500]
                 self.left_nothing = message.get("held") == 0
             case "released":
                 answer = self._asked.get(message["id"])
                 if answer is not None and not answer.done():
                     answer.set_result(message)
+            case "hello" if message.get("v") != PROTOCOL_VERSION:
+                self._on_event(self, Broken(f"it speaks version {message.get('v')!r} of the control protocol"))
+            case "hello":
+                self.has_canary = message.get("canary") is True
+            case _:
+                pass  # a newer child may say more than this version knows
+
+    def _link_lost(self, reason: str) -> None:
+        # Usually the process has ended, which the reaper tells. Garbage means that it cannot be watched any
+        # more.
+        if reason != "closed" and self.slot.pid is not None:
+            self._on_event(self, Broken(f"its control link broke: {reason}"))

@@ -41,6 +41,7 @@ from taskqd.supervisor.roster import Roster
 from taskqd.supervisor.spawn import base_environment, child_command, child_environment, spawn
 from taskqd.supervisor.state import step
 from taskqd.supervisor.stopping import deadlines, hurry, last_moment
+from taskqd.supervisor.watch import Watch
 
 ROUND = 0.5
 """The longest time between two rounds, in seconds."""
@@ -81,6 +82,7 @@ class Monitor:
         self._environ = environ
             Child(spec, index, plan.timing, self._apply) for spec in plan.children for index in range(spec.replicas)
         ]
+        self._watch = Watch(lambda: self._plan, lambda: self._children, self._apply, journal)
         self._came_up: set[str] = set()
         self._wake = asyncio.Event()
         self._stop_requests: list[str] = []
@@ -94,6 +96,7 @@ class Monitor:
         self._board.others = self.roster.others
         self._releaser.children = self._children
         self._board.unknown_reaped = lambda: self._reaper.unknown
+        self._board.tally = self._watch.tally
         self._board.phase = "running"
         self._journal.tell("workgroup.start", children=len(self._children), grace_s=self._plan.grace)
         for child in self._children:
@@ -106,6 +109,7 @@ class Monitor:
             last = now
             self._stop_if_hopeless()
             self._take_stop_requests(now)
+            self._watch.round(now)
             for child in self._children:
                 if child.slot.deadline is not None and child.slot.deadline <= now:
                     self._apply(child, Due())
@@ -195,6 +199,7 @@ class Monitor:
             self._apply(child, SpawnFailed(error.strerror or str(error), _jitter()))
             return
         self._reaper.watch(new.process.pid, lambda code: self._exited(child, code))
+        self._reaper.watch_stops(new.process.pid, lambda stopped: self._watch.stopped(child, stopped))
         self._apply(child, Spawned(new.process.pid))
         await child.adopt(new)
 
@@ -247,6 +252,8 @@ class Monitor:
             self._wake.set()
 
     def _perform(self, child: Child, effect: Effect) -> None:
+        if isinstance(effect, Tell):
+            self._watch.told(child, effect)
         match effect:
             case Send(number):
                 child.send_signal(number)
@@ -264,7 +271,8 @@ class Monitor:
     def _exited(self, child: Child, code: int) -> None:
         child.bury(code)
         came_up = child.spec.name in self._came_up
-        self._apply(child, Exited(code, came_up, child.said_goodbye, _jitter()))
+        oom = self._watch.died_of_memory(child, code)
+        self._apply(child, Exited(code, came_up, child.said_goodbye, _jitter(), oom))
 
     def _tell_dump(self, child: Child) -> None:
         stacks = child.read_dump()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from taskqd.supervisor.recycle import RecycleLimits
 from taskqd.supervisor.restart import RestartRule
 from taskqd.supervisor.slot import Timing
 from taskqd.supervisor.stopping import Graces
@@ -23,6 +24,8 @@ class ChildSpec:
     graces: Graces = field(default_factory=lambda: Graces(30.0, 10.0))
     database_stale_after: float = 60.0
     """Seconds without a good answer of the database after which the process does not count as ready."""
+    recycle: RecycleLimits = field(default_factory=RecycleLimits)
+    """What it may come to before it makes room for a fresh one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,14 @@ class Plan:
         """Return the plan that :meth:`to_json` wrote."""
         timing = dict(data["timing"])
         children = [
-            ChildSpec(**{**child, "arguments": tuple(child["arguments"]), "graces": Graces(**child["graces"])})
+            ChildSpec(
+                **{
+                    **child,
+                    "arguments": tuple(child["arguments"]),
+                    "graces": Graces(**child["graces"]),
+                    "recycle": RecycleLimits(**child["recycle"]),
+                }
+            )
             for child in data["children"]
         ]
         return cls(

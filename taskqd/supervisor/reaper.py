@@ -20,6 +20,7 @@ class Reaper:
 
     def __init__(self) -> None:
         self._watched: dict[int, Callable[[int], None]] = {}
+        self._stops: dict[int, Callable[[bool], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.unknown = 0
         """Ended processes that nobody watched: grandchildren that came to this process as init."""
@@ -39,10 +40,19 @@ class Reaper:
         """Call ``on_exit(code)`` once when the child ``pid`` has ended; the code is negative for a signal."""
         self._watched[pid] = on_exit
 
+    def watch_stops(self, pid: int, on_stop: Callable[[bool], None]) -> None:
+        """Call ``on_stop(True)`` whenever a signal stops the watched child ``pid``, and with False when it goes on."""
+        self._stops[pid] = on_stop
+
     def sweep(self) -> None:
-        """Bury everything that has ended by now."""
+        """Bury everything that has ended by now, and tell who was stopped or goes on."""
+        while (change := _next_change()) is not None:
+            on_stop = self._stops.get(change[0])
+            if on_stop is not None:
+                on_stop(change[1])
         while (pid := _next_ended()) is not None:
             on_exit = self._watched.pop(pid, None)
+            self._stops.pop(pid, None)
             if on_exit is None:
                 self.unknown += 1
             else:
@@ -61,6 +71,15 @@ def kill_group(pid: int) -> None:
     # Nobody may be left in it, or only what changed its user and is no longer ours to kill.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def _next_change() -> tuple[int, bool] | None:
+    """Return a child that was stopped, with True, or goes on, with False; each change is returned once."""
+    try:
+        found = os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return None if found is None else (found.si_pid, found.si_code != os.CLD_CONTINUED)
 
 
 def _next_ended() -> int | None:

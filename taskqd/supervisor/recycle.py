@@ -20,6 +20,10 @@ class RecycleLimits:
     """Mebibytes that it shares with no other process."""
 
 
+NO_LIMITS = RecycleLimits()
+"""Nothing is ever recycled."""
+
+
 def overdue(limits: RecycleLimits, factor: float, *, jobs: int, age: float, private: int | None) -> str:
     """Return why a process is to be replaced, or an empty string. ``factor`` moves its limits, ``private`` is bytes."""
     if limits.max_jobs is not None and jobs >= max(1.0, limits.max_jobs * factor):

@@ -50,11 +50,14 @@ class Producer:
         self._leases = leases
         self._worker_id = worker_id
         self._lock_lease = lock_lease
-        self._poll_interval = poll_interval
         self._command_timeout = command_timeout
         self._release = release
         self._floors = Floors(queues)
         self._drained = False
+        self.polls = 0
+        """Steps that began since the start: each time this loop looked whether to claim."""
+        self.poll_interval = poll_interval
+        """Seconds between two of them when nothing wakes it."""
         self.claims = 0
         """Statements that answered rows since the start."""
         self.claimed = 0
@@ -80,6 +83,7 @@ class Producer:
             self.woken()
 
     async def _step(self) -> float | None:
+        self.polls += 1
         stale = self._slots.take_stale(STALE_AFTER)
         if stale:
             self._release(stale)
@@ -107,7 +111,7 @@ class Producer:
         return bool(done["reaped"] or done["promoted"])
 
     def _pause(self) -> float:
-        return min(self._poll_interval, STALE_AFTER / 2) if self._slots.waiting else self._poll_interval
+        return min(self.poll_interval, STALE_AFTER / 2) if self._slots.waiting else self.poll_interval
 
     async def _claim(self, room: int) -> int:
         """Claim up to ``room`` rows into the local queue and return how many it was."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from uuid import UUID
 
 from taskqd.health.server import Report
@@ -48,9 +49,19 @@ def beat(engine: Engine | None, phase: str, slots: int, worker_id: UUID) -> dict
         "slots": slots,
         "db_ok_age_ms": round(engine.heartbeat.age * 1000),
         "claims": engine.producer.claimed,
+        "polls": engine.producer.polls,
+        "poll_s": engine.producer.poll_interval,
+        "paused": engine.producer.paused,
+        "oldest_ms": _oldest(engine),
         "done": engine.completer.succeeded,
         "failed": engine.completer.failed,
     }
+
+
+def _oldest(engine: Engine) -> int | None:
+    """For how many milliseconds the job has run that began first, or None when none runs."""
+    began = [attempt.started_at for attempt in engine.consumers.running if attempt.started_at is not None]
+    return round((time.monotonic() - min(began)) * 1000) if began else None
 
 
 def metrics(engine: Engine | None) -> str:

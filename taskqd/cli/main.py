@@ -1,7 +1,7 @@
 """The ``taskqd`` command: sends each subcommand to its module before anything heavy is imported.
 
-``health`` is run by probes every few seconds and ``run`` stays resident for as long as the group lives, so both
-are dispatched here; every other command goes through :mod:`taskqd.cli.app`.
+``health`` is run by probes every few seconds, ``run`` stays resident for as long as the group lives, and ``status``
+is asked by a person who waits, so they are dispatched here; every other command goes through :mod:`taskqd.cli.app`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 1
     except Exception as error:
-        return _report(error)
+        return report(error)
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -34,12 +34,16 @@ def _dispatch(argv: list[str]) -> int:
         from taskqd.cli.run import main as run
 
         return run(argv[1:])
+    if argv[:1] == ["status"]:
+        from taskqd.cli.status import main as status
+
+        return status(argv[1:])
     from taskqd.cli.app import run_app
 
     return run_app(argv)
 
 
-def _report(error: Exception) -> int:
+def report(error: Exception) -> int:
     """Say what went wrong, once: an expected error in one message, anything else with its traceback."""
     from taskqd.domain.errors import RegistryError, TaskQError
     from taskqd.domain.exit_codes import ExitCode

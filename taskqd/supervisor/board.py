@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from taskqd.health.server import Report, Route
+from taskqd.domain.names import nearest
+from taskqd.health.server import Report, Route, Verb
 from taskqd.supervisor.child import Child
+from taskqd.supervisor.scrape import merge, scrape
 from taskqd.supervisor.slot import ALIVE, State
+from taskqd.supervisor.stopping import last_moment
 from taskqd.supervisor.tally import Tally
+
+_DUMP_TIME = 2.0
+"""Seconds in which a process must have shown its stacks."""
+
+_DUMP_PAUSE = 0.1
+"""Seconds without more of them after which they are whole."""
 
 _PULSE_LIMIT = 10.0
 """Seconds without a round of the supervisor after which it does not count as alive."""
@@ -23,7 +34,15 @@ class Board:
         self.phase = "preflight"
         """``preflight``, ``running`` or ``stopping``."""
         self.children: Sequence[Child] = ()
+        """Who has a place in the group."""
+        self.others: Callable[[], Sequence[Child]] = tuple
+        """Who is about to have one, or had one."""
+        self.change: Callable[[], str] = str
+        """What is being changed: ``reload``, ``restart`` …, or nothing."""
         self.budget: dict[str, Any] = {}
+        self.grace: float | None = None
+        """What the platform grants for a stop, in seconds, once that is known."""
+        self.born = time.monotonic()
         self.came_up = False
         """Every process was ready at the same time once."""
         self.pulse = time.monotonic()
@@ -33,12 +52,46 @@ class Board:
         self.stops_by: float | None = None
         """When a group that stops will be gone at the latest; monotonic seconds."""
         self.unknown_reaped: Callable[[], int] = int
+        self.preload: Callable[[], dict[str, Any]] = dict
+        """What there is to know of the process that workers are forked from."""
         self.tally = Tally()
         """What the supervisor counts."""
 
     def routes(self) -> dict[str, Route]:
         """Return what the group's socket serves besides the usual."""
         return {"/startup": self.startup, "/status": self.status}
+
+    def verbs(self) -> dict[str, Verb]:
+        """Return what the group's socket does for its own user, besides changes."""
+        return {"/dump": self.dump}
+
+    async def dump(self, arguments: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        """Let the process ``name`` show the stacks of its threads, and yield them, or an error."""
+        name = str(arguments.get("name"))
+        names = {child.name: child for child in self.children}
+        if name not in names:
+            known = nearest(name, names) or f": there are {', '.join(names) or 'none yet'}"
+            yield {"error": f"no process {name!r}{known}"}
+            return
+        child = names[name]
+        if child.slot.pid is None or child.beat_at is None:
+            yield {"error": f"{name} is {child.slot.state} and cannot be asked"}
+            return
+        mark, seen = child.shown, child.shown
+        child.send_signal(signal.SIGUSR1)
+        began = grew = time.monotonic()
+        while time.monotonic() - began < _DUMP_TIME:
+            await asyncio.sleep(0.01)
+            child.look_for_words()
+            if child.shown > seen:
+                seen, grew = child.shown, time.monotonic()
+            elif seen > mark and time.monotonic() - grew > _DUMP_PAUSE:
+                break
+        if stacks := child.shown_since(mark):
+            yield {"stacks": stacks}
+        else:
+            why = "a signal has stopped it" if child.stopped else "it may be stuck in the kernel"
+            yield {"error": f"{name} showed nothing within {_DUMP_TIME:g} s: {why}"}
 
     def startup(self) -> Report:
         """Yes once every process was ready."""
@@ -65,8 +118,14 @@ class Board:
             "phase": self.phase,
             "ready": not reason,
             "why_not_ready": reason or None,
+            "change": self.change() or None,
             "children": [child.status(now) for child in self.children],
+            "coming_or_going": [child.status(now) for child in self.others()],
             "budget": self.budget,
+            "up_s": round(now - self.born, 1),
+            "grace_s": self.grace,
+            "stop_budget_s": None if self.grace is None else round(last_moment(0.0, self.grace), 2),
+            "preload": self.preload(),
         }
         return Report(True, body)
 
@@ -83,8 +142,15 @@ class Board:
         required, available = self.budget.get("required"), self.budget.get("available")
         return f"{line}, budget {required}/{available} connections" if available else line
 
-    def metrics(self) -> str:
-        """The state of the group in the Prometheus text format."""
+    async def metrics(self) -> str:
+        """The series of the group and of its processes, in the Prometheus text format."""
+        own = self.own_metrics()
+        reachable = [child for child in self.children if child.health_socket and child.slot.state is State.READY]
+        texts = await scrape({child.name: child.health_socket for child in reachable})
+        return own + "".join(f"{line}\n" for line in merge(texts))
+
+    def own_metrics(self) -> str:
+        """The state of the group, without what its processes say themselves."""
         now = time.monotonic()
         lines = [
             *_gauge("taskqd_group_ready", "1 while the group is ready.", [("", 0 if self._unready() else 1)]),
@@ -117,6 +183,7 @@ class Board:
                 lambda c: c.private_bytes,
             ),
             *self.tally.lines(),
+            *_preload(self.preload()),
             *_gauge(
                 "taskqd_unknown_reaped_total",
                 "Ended processes that came to the supervisor as init.",
@@ -165,6 +232,21 @@ class Board:
 def _gauge(name: str, meaning: str, samples: Iterable[tuple[str, float | None]], kind: str = "gauge") -> list[str]:
     values = [f"{name}{labels} {value}" for labels, value in samples if value is not None]
     return [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}", *values] if values else []
+
+
+def _preload(status: dict[str, Any]) -> list[str]:
+    if not status:
+        return []
+    started = [(f'{{way="{way}"}}', status[f"{way}ed"]) for way in ("fork", "exec")]
+    return [
+        *_gauge(
+            "taskqd_preload_ready",
+            "1 while workers can be forked from a process that has imported their actors.",
+            [("", int(status["state"] == "ready"))],
+        ),
+        *_gauge("taskqd_preload_restarts_total", "New starts of that process.", [("", status["restarts"])], "counter"),
+        *_gauge("taskqd_workers_started_total", "Workers started, by the way they were.", started, "counter"),
+    ]
 
 
 def _is_up(child: Child) -> float:

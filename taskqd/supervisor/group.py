@@ -16,16 +16,25 @@ from taskqd.supervisor.consult import consult, release_by_helper
 from taskqd.supervisor.journal import Journal
 from taskqd.supervisor.monitor import Command, Monitor
 from taskqd.supervisor.plan import Plan
+from taskqd.supervisor.preload import Preload, ZygoteCommand, registries_of, zygote_command
 from taskqd.supervisor.reaper import Reaper
 from taskqd.supervisor.record import Record
 from taskqd.supervisor.release import Releaser
+from taskqd.supervisor.reload import Surroundings
 from taskqd.supervisor.runtime import GroupFiles, choose_directory
 from taskqd.supervisor.sdnotify import Notifier
-from taskqd.supervisor.spawn import child_command
+from taskqd.supervisor.spawn import base_environment, child_command
+from taskqd.supervisor.verbs import Verbs
 from taskqd.supervisor.workgroup import SCHEDULER, Workgroup, WorkgroupError, load_workgroup
 
 PUBLIC_PATHS = ("/startup", "/live", "/ready", "/metrics")
 """What ``health_address`` serves: nothing that changes the group, and nothing that names its processes' errors."""
+
+_BREAK_OFF_TIME = 2.0
+"""Seconds at the end for what a change that was broken off has to put away."""
+
+_RELEASE_TIME = 1.5
+"""Seconds at the end for the jobs of workers that had to be killed."""
 
 
 async def run_group(
@@ -33,13 +42,14 @@ async def run_group(
     *,
     environ: Mapping[str, str] | None = None,
     command: Command = child_command,
+    zygote: ZygoteCommand = zygote_command,
     journal: Journal | None = None,
 ) -> int:
     """Run the workgroup of ``file`` until it is told to stop, and return the exit code.
 
-    ``command`` makes a child's command line. Raises ``TaskQError`` when the group cannot start: the file is
-    refused (78), it runs already (75), the database is away (69) or not migrated (75), or the budget does not
-    fit (78, 75).
+    ``command`` makes a child's command line, ``zygote`` that of the process which workers are forked from.
+    Raises ``TaskQError`` when the group cannot start: the file is refused (78), it runs already (75), the
+    database is away (69) or not migrated (75), or the budget does not fit (78, 75).
     """
     environ = os.environ if environ is None else environ
     reaper, stop_signals, notifier = Reaper(), _StopSignals(), Notifier.from_environ(environ)
@@ -58,18 +68,30 @@ async def run_group(
         try:
             board = Board(group)
             log = (journal or Journal()).bind(group=group)
+            verbs = Verbs(Surroundings(file, environ, reaper, files, log, notifier))
+            stop_signals.on_hang_up = verbs.hang_up
             server = HealthServer(
-                files.socket, live=board.live, ready=board.ready, metrics=board.metrics, routes=board.routes()
+                files.socket,
+                live=board.live,
+                ready=board.ready,
+                metrics=board.metrics,
+                routes=board.routes(),
+                verbs=verbs.routes(),
             )
             await server.start()
-            try:
-                if workgroup.supervisor.health_address is not None:
-                    await server.listen_on_port(*workgroup.supervisor.health_address, only=PUBLIC_PATHS)
             releaser = Releaser(
                 Record(files.record), log, lambda workers: release_by_helper(file, workers, reaper, environ)
             )
             releaser.start()
+            preload = Preload(reaper=reaper, journal=log, command=zygote)
+            board.preload = preload.status
+            try:
+                if workgroup.supervisor.health_address is not None:
+                    await server.listen_on_port(*workgroup.supervisor.health_address, only=PUBLIC_PATHS)
                 notifier.round(board.headline(), ready=False)
+                # It imports beside the check before the start: whoever is ready first waits for the other.
+                wanted = registries_of((worker.actors, worker.preload) for worker in workgroup.workers)
+                preload.start(wanted, base_environment(environ, workgroup.app_dir))
                 plan = await _preflight(file, reaper, environ, stop_signals, log, notifier)
                 if plan is None:
                     return ExitCode.DONE
@@ -82,15 +104,19 @@ async def run_group(
                     environ=environ,
                     command=command,
                     notifier=notifier,
+                    releaser=releaser,
+                    preload=preload,
                 )
+                verbs.attach(monitor, board)
                 stop_signals.listener = monitor.stop
                 return await monitor.run()
-                    releaser=releaser,
             finally:
+                await verbs.close(_BREAK_OFF_TIME)
+                await preload.stop()
+                await releaser.finish(_RELEASE_TIME)
                 await server.stop()
         finally:
             files.release()
-                await releaser.finish(_RELEASE_TIME)
     finally:
         reaper.stop()
         notifier.close()
@@ -123,11 +149,13 @@ async def _preflight(
 
 
 class _StopSignals:
-    """SIGTERM and SIGINT, from the first moment on. Each one is passed to the ``listener``."""
+    """SIGTERM and SIGINT, from the first moment on, each passed to the ``listener``; and SIGHUP."""
 
     def __init__(self) -> None:
         self._listener: Callable[[str], None] | None = None
         self._early: list[str] = []
+        self._hung_up_early = False
+        self._on_hang_up: Callable[[], None] | None = None
 
     def install(self) -> None:
         """Handle them on the running loop."""
@@ -154,13 +182,24 @@ class _StopSignals:
         else:
             self._listener(reason)
 
+    @property
+    def on_hang_up(self) -> Callable[[], None] | None:
+        """Who is told of SIGHUP where no terminal was closed: it asks to read the file again."""
+        return self._on_hang_up
+
+    @on_hang_up.setter
+    def on_hang_up(self, told: Callable[[], None]) -> None:
+        self._on_hang_up = told
+        if self._hung_up_early:
+            told()
+
     def _hung_up(self) -> None:
-        # A closed terminal ends what it started. Without one the signal asks for something that is read at
-        # boot only.
-        if os.isatty(0):
+        if os.isatty(0):  # a closed terminal ends what it started
             self._arrived("SIGHUP")
+        elif self._on_hang_up is None:
+            self._hung_up_early = True
         else:
-            Journal().tell("sighup-ignored", "warning", why="settings are read at boot: restart to change them")
+            self._on_hang_up()
 
 
 def _warn(text: str) -> None:

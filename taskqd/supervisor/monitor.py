@@ -8,6 +8,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.supervisor.board import Board
@@ -23,7 +24,9 @@ from taskqd.supervisor.events import (
     Kill,
     Ready,
     Rearm,
+    Retire,
     Send,
+    Settle,
     Spawned,
     SpawnFailed,
     Start,
@@ -32,13 +35,14 @@ from taskqd.supervisor.events import (
 )
 from taskqd.supervisor.journal import Journal
 from taskqd.supervisor.plan import ChildSpec, Plan
+from taskqd.supervisor.preload import Preload, Way, registries_of
 from taskqd.supervisor.reaper import Reaper
+from taskqd.supervisor.release import Releaser
+from taskqd.supervisor.roster import Roster
 from taskqd.supervisor.runtime import GroupFiles
 from taskqd.supervisor.sdnotify import Notifier
 from taskqd.supervisor.slot import ALIVE, State
-from taskqd.supervisor.release import Releaser
-from taskqd.supervisor.roster import Roster
-from taskqd.supervisor.spawn import base_environment, child_command, child_environment, spawn
+from taskqd.supervisor.spawn import Forked, NewProcess, base_environment, child_command, child_environment, spawn
 from taskqd.supervisor.state import step
 from taskqd.supervisor.stopping import deadlines, hurry, last_moment
 from taskqd.supervisor.watch import Watch
@@ -66,25 +70,34 @@ class Monitor:
         environ: Mapping[str, str],
         command: Command = child_command,
         notifier: Notifier | None = None,
+        releaser: Releaser,
+        preload: Preload,
     ) -> None:
         self._plan = plan
         self._notifier = notifier or Notifier("")
-        releaser: Releaser,
         self._files = files
         self._board = board
         self._journal = journal
         self._reaper = reaper
         self._command = command
+        self._releaser = releaser
+        self._preload = preload
+        self._environ = environ
         self._base = base_environment(environ, plan.app_dir)
         self._instance = str(uuid.uuid4())
-        self._children = [
-        self._releaser = releaser
-        self._environ = environ
-            Child(spec, index, plan.timing, self._apply) for spec in plan.children for index in range(spec.replicas)
-        ]
+        self.generation = 1
+        """Counts the states of the group; each reload and restart that starts processes begins a new one."""
+        self.roster = Roster()
+        for spec in plan.children:
+            for index in range(spec.replicas):
+                self.roster.place(Child(spec, index, plan.timing, self._apply))
+        self._children = self.roster.all
+        self.on_stop: Callable[[str], None] = _nobody_to_tell
+        """Told why the group is asked to stop, before anything is stopped."""
         self._watch = Watch(lambda: self._plan, lambda: self._children, self._apply, journal)
         self._came_up: set[str] = set()
         self._wake = asyncio.Event()
+        preload.on_change = self._wake.set
         self._stop_requests: list[str] = []
         self._stops_done = 0
         self._last_moment: float | None = None
@@ -96,7 +109,7 @@ class Monitor:
         self._board.others = self.roster.others
         self._releaser.children = self._children
         self._board.unknown_reaped = lambda: self._reaper.unknown
-        self._board.tally = self._watch.tally
+        self._board.tally, self._board.grace = self._watch.tally, self._plan.grace
         self._board.phase = "running"
         self._journal.tell("workgroup.start", children=len(self._children), grace_s=self._plan.grace)
         for child in self._children:
@@ -114,16 +127,67 @@ class Monitor:
                 if child.slot.deadline is not None and child.slot.deadline <= now:
                     self._apply(child, Due())
                 self._tell_dump(child)
+            self._tend_preload(now)
+            for forked, made in self._preload.made():
+                await self._take_forked(forked, made)
             for child in self._next_to_spawn():
                 await self._spawn(child)
+            self.roster.sweep()
             self._notify()
             await self._pause()
         return self._result()
 
     def stop(self, reason: str) -> None:
         """Ask all processes to end. A second call cancels what still runs, a third kills it."""
+        self.on_stop(reason)
         self._stop_requests.append(reason)
         self._wake.set()
+
+    # -- changes of the running group -------------------------------------------------------------
+
+    @property
+    def plan(self) -> Plan:
+        """What the group runs by."""
+        return self._plan
+
+    def take_over(self, plan: Plan) -> None:
+        """Run by ``plan`` from now on: its limits and times hold at once, and for what is started later all of it."""
+        self._plan, self._board.budget = plan, plan.budget
+        self._base = base_environment(self._environ, plan.app_dir)
+        for child in self._children:
+            child.slot = replace(child.slot, timing=plan.timing)
+        self._wake.set()
+
+    def begin_generation(self) -> None:
+        """What is started from now on is new: forked, if at all, from a process that imports the actors afresh."""
+        self.generation += 1
+        actors = [(spec.arguments[-1], spec.preload) for spec in self._plan.children if spec.role == "worker"]
+        self._preload.start(registries_of(actors), self._base)
+
+    def hire(self, spec: ChildSpec, index: int) -> Child:
+        """Start a process on trial: it has no place yet, and is not started again when it ends."""
+        child = Child(spec, index, self._plan.timing, self._apply, generation=self.generation)
+        self.roster.admit(child)
+        self._apply(child, Start(trial=True))
+        return child
+
+    def seat(self, child: Child, instead_of: Child | None = None) -> None:
+        """End the trial of a process and give it its place, which may be another's."""
+        self._apply(child, Settle())
+        self.roster.seat(child, instead_of)
+
+    def retire(self, child: Child) -> None:
+        """Ask a process to end, within the time that a stop of the group would give it."""
+        child.deadlines = deadlines(time.monotonic(), self._plan.grace, child.spec.graces)
+        self._apply(child, Retire(child.deadlines.kill))
+
+    def rehire(self, child: Child) -> None:
+        """Start a retired or given up process again, or keep one that was about to be."""
+        self._apply(child, Start())
+
+    def dismiss(self, child: Child) -> None:
+        """Take away a process's place."""
+        self.roster.dismiss(child)
 
     # -- rounds -----------------------------------------------------------------------------------
 
@@ -175,33 +239,60 @@ class Monitor:
     def _next_to_spawn(self) -> Iterator[Child]:
         """Yield what may start now: boots compete for CPU, so only so many workers at a time."""
         booting = sum(child.slot.state is State.BOOTING for child in self._children if child.spec.role == "worker")
-        for child in self._children:
+        for child in list(self._children):  # others may come and go while one is spawned
             if child.slot.state is not State.SPAWNING:
                 continue
             if child.spec.role == "worker":
-                if booting >= self._plan.max_booting:
+                if booting >= self._plan.max_booting or self._preload.way(child.spec) is Way.WAIT:
                     continue
                 booting += 1
             yield child
 
     async def _spawn(self, child: Child) -> None:
+        child.health_socket = self._files.prepare_child_socket(
+            child.spec.name, child.index, second=self.roster.rival(child) is not None
+        )
         environment = child_environment(
             self._base,
             child.spec,
             child.index,
             group=self._plan.group,
             instance=self._instance,
-            health_socket=self._files.prepare_child_socket(child.spec.name, child.index),
+            health_socket=child.health_socket,
         )
+        if self._preload.way(child.spec) is Way.FORK:
+            self._preload.fork(child, environment)
+            return
         try:
             new = spawn(self._command(child.spec), environment)
         except OSError as error:
             self._apply(child, SpawnFailed(error.strerror or str(error), _jitter()))
             return
-        self._reaper.watch(new.process.pid, lambda code: self._exited(child, code))
+        await self._take_over(child, new)
+
+    async def _take_forked(self, child: Child, made: NewProcess | str) -> None:
+        if child.slot.state is not State.SPAWNING:  # told to stop meanwhile
+            if not isinstance(made, str):
+                made.drop()
+        elif isinstance(made, str):
+            self._apply(child, SpawnFailed(made, _jitter()))
+        else:
+            await self._take_over(child, made)
+
+    async def _take_over(self, child: Child, new: NewProcess) -> None:
+        watch = self._reaper.watch_adopted if isinstance(new.process, Forked) else self._reaper.watch
+        watch(new.process.pid, lambda code: self._exited(child, code))
         self._reaper.watch_stops(new.process.pid, lambda stopped: self._watch.stopped(child, stopped))
         self._apply(child, Spawned(new.process.pid))
+        self._preload.release(child, new)
         await child.adopt(new)
+
+    def _tend_preload(self, now: float) -> None:
+        self._preload.tick(now)
+        refused = self._preload.refusal([child.spec for child in self._children])
+        if refused is not None and not self._stop_requests:
+            self._failure, why = refused
+            self.stop(why)
 
     # -- stopping ---------------------------------------------------------------------------------
 
@@ -244,11 +335,15 @@ class Monitor:
             self._perform(child, effect)
         if isinstance(event, Ready):
             self._came_up.add(child.spec.name)
-            ready = [other.slot.state is State.READY for other in self._children]
+            ready = [other.slot.state is State.READY for other in self.roster.members]
             self._board.came_up = self._board.came_up or all(ready)
+            self._settle_socket(child)
+        if isinstance(event, Beat):
+            self._releaser.heard(child)
         if isinstance(event, Beat) and "error" in child.beat:
             self._journal.tell("beat-error", "warning", child=child.name, error=child.beat["error"])
         if child.slot.state is not before:
+            child.moved.set()
             self._wake.set()
 
     def _perform(self, child: Child, effect: Effect) -> None:
@@ -258,7 +353,7 @@ class Monitor:
             case Send(number):
                 child.send_signal(number)
             case AskToDrain():
-                child.ask_to_drain("shutdown")
+                child.ask_to_drain("shutdown" if self._stops_done else child.slot.replaced or "retired")
             case Tell("child-exit", level, fields):
                 self._journal.tell("child-exit", level, child=child.name, **fields, **child.last_words())
             case Tell(event, level, fields):
@@ -270,9 +365,17 @@ class Monitor:
 
     def _exited(self, child: Child, code: int) -> None:
         child.bury(code)
+        self._releaser.ended(child, code)
         came_up = child.spec.name in self._came_up
         oom = self._watch.died_of_memory(child, code)
         self._apply(child, Exited(code, came_up, child.said_goodbye, _jitter(), oom))
+        if (rival := self.roster.rival(child)) is not None:
+            self._settle_socket(rival)
+
+    def _settle_socket(self, child: Child) -> None:
+        """Give a process that has outlived the other of its name the socket's usual path."""
+        if self.roster.rival(child) is None:
+            child.health_socket = self._files.settle_child_socket(child.health_socket, child.spec.name, child.index)
 
     def _tell_dump(self, child: Child) -> None:
         stacks = child.read_dump()
@@ -280,9 +383,9 @@ class Monitor:
             self._journal.tell("stacks", "warning", child=child.name, pid=child.slot.pid, stacks=stacks)
 
 
+def _nobody_to_tell(_reason: str) -> None:
+    """Nobody makes changes of this group."""
+
+
 def _jitter() -> float:
     return random.uniform(0.8, 1.2)
-            self._settle_socket(child)
-        if isinstance(event, Beat):
-            self._releaser.heard(child)
-        self._releaser.ended(child, code)

@@ -20,6 +20,8 @@ class ChildSpec:
     arguments: tuple[str, ...]
     """What follows ``python -m taskqd``."""
     replicas: int = 1
+    preload: str = "off"
+    """``auto``, ``require`` or ``off``: whether it is forked from a process that has imported its actors."""
     settings: dict[str, Any] = field(default_factory=dict)
     graces: Graces = field(default_factory=lambda: Graces(30.0, 10.0))
     database_stale_after: float = 60.0
@@ -38,7 +40,13 @@ class Plan:
     timing: Timing = field(default_factory=Timing)
     max_booting: int = 2
     app_dir: str | None = None
+    runtime_dir: str | None = None
+    """As written in the file; None is the first usable standard directory."""
+    settle_after: float = 2.0
+    """Seconds that a new process must have been ready before it counts."""
     budget: dict[str, Any] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
+    """What ``check`` and ``budget`` tell beside the plan; empty for a run."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""

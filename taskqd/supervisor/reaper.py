@@ -40,6 +40,18 @@ class Reaper:
         """Call ``on_exit(code)`` once when the child ``pid`` has ended; the code is negative for a signal."""
         self._watched[pid] = on_exit
 
+    def watch_adopted(self, pid: int, on_exit: Callable[[int], None]) -> None:
+        """Like :meth:`watch`, for a child that another process has made: it may have ended and be buried already.
+
+        Nobody knows its code then: it is told as killed, which is what ends a process that early.
+        """
+        self.watch(pid, on_exit)
+        try:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            del self._watched[pid]
+            asyncio.get_running_loop().call_soon(on_exit, -signal.SIGKILL)
+
     def watch_stops(self, pid: int, on_stop: Callable[[bool], None]) -> None:
         """Call ``on_stop(True)`` whenever a signal stops the watched child ``pid``, and with False when it goes on."""
         self._stops[pid] = on_stop

@@ -16,6 +16,7 @@ from taskqd.settings.model import ALIASES
 from taskqd.settings.resolve import DEFAULT, Resolved
 from taskqd.supervisor.fleet import Crew, Fleet
 from taskqd.supervisor.plan import ChildSpec, Plan
+from taskqd.supervisor.recycle import NO_LIMITS, RecycleLimits
 from taskqd.supervisor.restart import RestartRule
 from taskqd.supervisor.slot import Timing
 from taskqd.supervisor.stopping import LEAST_GRACE, Graces, scale
@@ -38,6 +39,8 @@ class Resolution:
     actors: tuple[str, ...]
     """Every registry that some worker loads."""
     warnings: tuple[str, ...]
+    resolved: Mapping[str, Resolved]
+    """The settings of each kind of process with their sources; those of the group under ``""``."""
 
 
 def resolve(path: str) -> Resolution:
@@ -66,6 +69,8 @@ def resolve(path: str) -> Resolution:
         timing=_timing(workgroup.supervisor, group.settings.database_boot_timeout),
         max_booting=workgroup.supervisor.max_booting or len(os.sched_getaffinity(0)),
         app_dir=workgroup.app_dir,
+        runtime_dir=workgroup.supervisor.runtime_dir,
+        settle_after=workgroup.supervisor.settle_after,
     )
     return Resolution(
         workgroup=workgroup,
@@ -74,6 +79,7 @@ def resolve(path: str) -> Resolution:
         fleet=_fleet(workgroup, parts, group.settings),
         actors=tuple(dict.fromkeys(worker.actors for worker in workgroup.workers)),
         warnings=group.warnings,
+        resolved={"": group, **resolver.resolved},
     )
 
 
@@ -82,6 +88,8 @@ class _Resolver:
 
     def __init__(self, workgroup: Workgroup, problems: list[str]) -> None:
         self.problems = problems
+        self.resolved: dict[str, Resolved] = {}
+        """Those of each kind of process, by its name."""
         self._workgroup = workgroup
 
     def problem(self, line: str) -> None:
@@ -102,11 +110,21 @@ class _Resolver:
         found: list[tuple[ChildSpec, Settings]] = []
         if self._workgroup.scheduler:
             keys = self._workgroup.scheduler_settings
-            self._add(found, SCHEDULER, SCHEDULER, ("scheduler", "run"), 1, keys, grace)
+            self._add(found, SCHEDULER, SCHEDULER, ("scheduler", "run"), 1, "off", keys, grace)
         for worker in self._workgroup.workers:
             arguments = ("worker", "--actors", worker.actors)
             label = f"workers.{worker.name}"
-            self._add(found, label, worker.name, arguments, worker.replicas, worker.settings, grace)
+            self._add(
+                found,
+                label,
+                worker.name,
+                arguments,
+                worker.replicas,
+                worker.preload,
+                worker.settings,
+                grace,
+                worker.recycle,
+            )
         return found
 
     def check_boot_timeout(self, database_boot_timeout: float) -> None:
@@ -124,13 +142,16 @@ class _Resolver:
         name: str,
         arguments: tuple[str, ...],
         replicas: int,
+        preload: str,
         keys: Mapping[str, Any],
         grace: float,
+        recycle: RecycleLimits = NO_LIMITS,
     ) -> None:
         resolved = self.settings(label, {**keys, **_ENDLESS})
         if resolved is None:
             return
         settings = resolved.settings
+        self.resolved[name] = resolved
         graces = Graces(settings.cancellation_grace_period, settings.cleanup_grace_period)
         fixed = [resolved.sources[grace_name] != DEFAULT for grace_name in _GRACES]
         try:
@@ -146,9 +167,11 @@ class _Resolver:
             role=SCHEDULER if name == SCHEDULER else "worker",
             arguments=arguments,
             replicas=replicas,
+            preload=preload,
             settings={**own, "termination_grace_period": grace},
             graces=graces,
             database_stale_after=_stale_after(settings),
+            recycle=recycle,
         )
         found.append((spec, settings))
 

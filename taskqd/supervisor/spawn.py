@@ -26,14 +26,28 @@ _NOT_FOR_CHILDREN = frozenset(
 _NOT_FOR_CHILDREN_EITHER = ("WATCHDOG_", "LISTEN_", "TASKQD_")
 
 
+@dataclass(slots=True)
+class Forked:
+    """A process that a zygote has forked for the supervisor, who is its parent; the part of ``Popen`` that is used."""
+
+    pid: int
+    returncode: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class NewProcess:
     """A process that was just made, and the supervisor's ends of what connects them."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     link: socket.socket
     dump: int | None
     """A file in memory into which the process writes stacks and its last words; None where there is none."""
+
+    def drop(self) -> None:
+        """Let go of it: a process that nobody takes over finds its link closed, and ends."""
+        self.link.close()
+        if self.dump is not None:
+            os.close(self.dump)
 
 
 def child_command(spec: ChildSpec) -> list[str]:
@@ -82,7 +96,7 @@ def spawn(command: Sequence[str], environment: Mapping[str, str]) -> NewProcess:
     ours, theirs = socket.socketpair()
     dump = None
     try:
-        dump = _dump_file()
+        dump = dump_file()
         passed = [theirs.fileno(), *([] if dump is None else [dump])]
         process = subprocess.Popen(
             list(command),
@@ -106,7 +120,8 @@ def spawn(command: Sequence[str], environment: Mapping[str, str]) -> NewProcess:
     return NewProcess(process, ours, dump)
 
 
-def _dump_file() -> int | None:
+def dump_file() -> int | None:
+    """Return a new file in memory for a process's last words, or None where there is none."""
     if not hasattr(os, "memfd_create"):  # only Linux has it; elsewhere dumps go to standard error
         return None
     dump = os.memfd_create("taskqd-dump")

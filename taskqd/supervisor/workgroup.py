@@ -6,18 +6,22 @@ import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import Any
 
 from taskqd.domain.errors import ConfigError
 from taskqd.domain.names import nearest
-from taskqd.supervisor.lines import LineIndex
+from taskqd.supervisor.lines import LineIndex, Path
+from taskqd.supervisor.recycle import NO_LIMITS, RecycleLimits
 from taskqd.supervisor.table import Problems, Table, is_name, name_rule
 
 SCHEDULER = "scheduler"
 """The name of the scheduler child, which no worker may take."""
 
 MAX_REPLICAS = 1024
+
+PRELOAD = ("auto", "require", "off")
+"""How the workers are made: forked from a process that has imported the actors, if that can be, only so, or never."""
 
 _GROUP_WIDE = ("pg_dsn", "pg_dsn_direct", "pg_dsn_pooled", "pg_is_pooled", "schema_name", "environment")
 _RESERVED = {
@@ -69,6 +73,11 @@ class SupervisorOptions:
     """How long a process may send no beat (it sends one each second) before it counts as stalled."""
     hang_kill_after: float = 30.0
     """How long a process may be stalled before it is killed."""
+    settle_after: float = 2.0
+    """How long a new process must have been ready before a reload or restart drains the one it replaces."""
+    preload: str = "auto"
+    """Whether workers are forked from a process that has imported their actors once: ``"auto"`` where it is safe,
+    ``"require"`` or not at all, ``"off"`` never. A worker may have its own."""
     max_booting: int | None = None
     """How many workers may boot at the same time. Default: the number of usable CPUs."""
 
@@ -92,6 +101,8 @@ class WorkerEntry:
     name: str
     actors: str
     replicas: int = 1
+    preload: str = "auto"
+    recycle: RecycleLimits = NO_LIMITS
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -113,18 +124,22 @@ class Workgroup:
 
     def place(self, key: str) -> str:
         """Return ``file:line:key`` of ``key``, such as ``workers.io.queues``."""
-        if self.index is None:
-            return f"{self.file}:{key}"
+        return f"{self.file}:{key}" if self.index is None else f"{self.file}:{self.index.line(self._path(key))}:{key}"
+
+    def written(self, key: str) -> str:
+        """Return ``file:line`` of ``key``, or an empty string when the file does not hold it."""
+        line = None if self.index is None else self.index.lines.get(self._path(key))
+        return "" if line is None else f"{self.file}:{line}"
+
+    def _path(self, key: str) -> Path:
         part, _, rest = key.partition(".")
-        path: tuple[str | int, ...] = (part, *([rest] if rest else []))
         if part == "workers":
             longest_first = sorted(enumerate(self.workers), key=lambda entry: -len(entry[1].name))
             for position, worker in longest_first:  # "a.b" may be a worker, or the key b of worker "a"
                 if rest == worker.name or rest.startswith(f"{worker.name}."):
                     own = rest[len(worker.name) + 1 :]
-                    path = (part, position, *([own] if own else []))
-                    break
-        return f"{self.file}:{self.index.line(path)}:{key}"
+                    return (part, position, *([own] if own else []))
+        return (part, *([rest] if rest else []))
 
 
 def load_workgroup(path: str, known_settings: Collection[str] | None = None) -> tuple[Workgroup, list[str]]:
@@ -149,13 +164,13 @@ def parse_workgroup(
     top = Table(document, "", problems)
     actors = top.text("actors")
     app_dir = top.text("app_dir")
-    supervisor = _supervisor(top.table("supervisor"), Path(file).stem, known_settings or ())
+    supervisor = _supervisor(top.table("supervisor"), FilePath(file).stem, known_settings or ())
     budget = _budget(top.table("budget"))
     defaults = _settings(top.table("defaults"), known_settings)
     scheduler_table = top.table("scheduler")
     scheduler = scheduler_table.flag("enabled", True)
     scheduler_settings = _settings(scheduler_table, known_settings, group_wide=False)
-    workers = _workers(top, actors, known_settings)
+    workers = _workers(top, actors, supervisor.preload, known_settings)
     top.refuse_rest(known_settings or ())
     workgroup = Workgroup(
         file=file,
@@ -165,7 +180,7 @@ def parse_workgroup(
         defaults=defaults,
         scheduler=scheduler,
         scheduler_settings=scheduler_settings,
-        app_dir=str(Path(file).resolve().parent / app_dir) if app_dir else None,
+        app_dir=str(FilePath(file).resolve().parent / app_dir) if app_dir else None,
         index=index,
     )
     return workgroup, problems.lines
@@ -207,6 +222,8 @@ def _supervisor(table: Table, stem: str, settings: Collection[str]) -> Superviso
         boot_timeout=table.seconds("boot_timeout", None, 1, 3600),
         stall_after=table.seconds("stall_after", 3.0, 1.5, 600),
         hang_kill_after=table.seconds("hang_kill_after", 30.0, 0.5, 3600),
+        settle_after=table.seconds("settle_after", 2.0, 0, 600),
+        preload=table.choice("preload", "auto", PRELOAD),
         max_booting=table.count("max_booting", None, 1, MAX_REPLICAS),
     )
     if options.backoff_max < options.backoff_initial:
@@ -229,10 +246,12 @@ def _budget(table: Table) -> BudgetOptions:
     return options
 
 
-def _workers(top: Table, actors: str | None, known: Collection[str] | None) -> tuple[WorkerEntry, ...]:
+def _workers(
+    top: Table, actors: str | None, preload: str, known: Collection[str] | None
+) -> tuple[WorkerEntry, ...]:
     entries: list[WorkerEntry] = []
     for position, table in enumerate(top.tables("workers")):
-        entry = _worker(table, position, actors, known)
+        entry = _worker(table, position, actors, preload, known)
         twins = [index for index, other in enumerate(entries) if other.name == entry.name]
         if twins:
             table.problem("name", f"{entry.name!r} is taken by workers[{twins[0]}]; names must differ")
@@ -242,7 +261,9 @@ def _workers(top: Table, actors: str | None, known: Collection[str] | None) -> t
     return tuple(entries)
 
 
-def _worker(table: Table, position: int, actors: str | None, known: Collection[str] | None) -> WorkerEntry:
+def _worker(
+    table: Table, position: int, actors: str | None, preload: str, known: Collection[str] | None
+) -> WorkerEntry:
     name = table.text("name")
     if name is None:
         if "name" not in table.faulty:
@@ -262,8 +283,20 @@ def _worker(table: Table, position: int, actors: str | None, known: Collection[s
         name=name or f"[{position}]",
         actors=own or "",
         replicas=table.count("replicas", 1, 1, MAX_REPLICAS),
+        preload=table.choice("preload", preload, PRELOAD),
+        recycle=_recycle(table.table("recycle")),
     )
     return replace(entry, settings=_settings(table, known, group_wide=False))
+
+
+def _recycle(table: Table) -> RecycleLimits:
+    limits = RecycleLimits(
+        max_jobs=table.count("max_jobs", None, 1, 1_000_000_000),
+        max_age=table.seconds("max_age", None, 1, 30 * 86400),
+        max_private_mb=table.count("max_private_mb", None, 1, 1024 * 1024),
+    )
+    table.refuse_rest()
+    return limits
 
 
 def _settings(table: Table, known: Collection[str] | None, *, group_wide: bool = True) -> dict[str, Any]:

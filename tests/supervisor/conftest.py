@@ -34,12 +34,14 @@ registry = [nothing]
 class Group:
     """A supervisor with stand-ins for children, started on a file made of ``tables``."""
 
-    def __init__(self, directory: Path, env: dict[str, str], tables: dict[str, str], modes: dict[str, str]) -> None:
+    def __init__(
+        self, directory: Path, env: dict[str, str], tables: dict[str, str], modes: dict[str, str], preload: str
+    ) -> None:
         self.directory = directory
         self.runtime = directory / "run"
         parts = {
             "": 'actors = "group_actors:registry"',
-            "supervisor": 'runtime_dir = "run"\ntermination_grace_period = 10',
+            "supervisor": f'runtime_dir = "run"\ntermination_grace_period = 10\npreload = "{preload}"',
             "scheduler": "enabled = false",
             "[workers]": 'name = "io"',
         }
@@ -107,16 +109,23 @@ class Group:
 
 StartGroup = Callable[..., Group]
 
+BOTH_WAYS = pytest.mark.parametrize("group", ["off", "require"], ids=["exec", "fork"], indirect=True)
+"""Run a test with exec'ed workers, and with forked ones."""
+
 
 @pytest.fixture
-def group(short_dir: Path, child_env: dict[str, str]) -> Iterator[StartGroup]:
-    """Start a group: keyword ``tables`` adds to the file, ``modes`` says what each kind of child does."""
+def group(short_dir: Path, child_env: dict[str, str], request: pytest.FixtureRequest) -> Iterator[StartGroup]:
+    """Start a group: keyword ``tables`` adds to the file, ``modes`` says what each kind of child does.
+
+    Its workers are exec'ed, unless the test is parametrized with :data:`BOTH_WAYS` or another ``preload``.
+    """
+    preload = getattr(request, "param", "off")
     started: list[Group] = []
 
     def start(modes: dict[str, str] | None = None, tables: dict[str, str] | None = None, **env: str) -> Group:
         directory = short_dir / str(len(started))
         directory.mkdir()
-        new = Group(directory, {**child_env, **env}, tables or {}, modes or {})
+        new = Group(directory, {**child_env, **env}, tables or {}, modes or {}, preload)
         started.append(new)
         return new
 

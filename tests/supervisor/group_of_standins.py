@@ -14,6 +14,7 @@ from taskqd.domain.errors import TaskQError
 from taskqd.supervisor.group import run_group
 from taskqd.supervisor.plan import ChildSpec
 
+ZYGOTE = str(Path(__file__).with_name("standin_zygote.py"))
 STANDIN = str(Path(__file__).with_name("standin.py"))
 
 
@@ -28,7 +29,7 @@ def main() -> int:
         return [sys.executable, "-P", STANDIN, *wanted]
 
     try:
-        return asyncio.run(run_group(file, command=command))
+        return asyncio.run(run_group(file, command=command, zygote=lambda _: [sys.executable, "-P", ZYGOTE, *words]))
     except TaskQError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

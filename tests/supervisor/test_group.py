@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from taskqd.health.probe import main as probe
-from tests.supervisor.conftest import Group, StartGroup
+from tests.supervisor.conftest import BOTH_WAYS, Group, StartGroup
 from tests.support import wait_until
 
 QUICK = {"supervisor": "stable_after = 0\nbackoff_initial = 0.05\nburst_limit = 0"}
@@ -23,6 +23,7 @@ def pid_of(group: Group) -> int:
     return int(group.events("ready")[-1]["pid"])
 
 
+@BOTH_WAYS
 def test_a_group_comes_up_answers_and_stops_clean(group: StartGroup) -> None:
     g = group(tables={"[workers]": "replicas = 2"})
     g.wait_for("ready", 2)

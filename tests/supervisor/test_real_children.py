@@ -111,7 +111,7 @@ async def test_no_worker_outlives_the_supervisor_whatever_its_actor_does(
     await enqueue(dsn, schema, how)
     await eventually(lambda: (short_dir / "started").exists(), 30)
     children = command.children()
-    assert len(children) == 2
+    assert len(children) == 3, "scheduler, worker, and the process that workers are forked from"
     command.signal(signal.SIGKILL)
     command.wait()
     await eventually(

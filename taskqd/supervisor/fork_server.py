@@ -1,0 +1,243 @@
+"""Inside a zygote: import once, then fork a process for each request.
+
+A process is made by a double fork, zygote → middle → child: the middle one ends at once, and the child is adopted by
+the supervisor, which is its parent from then on. So the death of a zygote touches no child, and the supervisor waits
+for a forked child like for any other.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from taskqd.health.child import arm
+from taskqd.health.lines import encode
+from taskqd.supervisor.fork_safety import hazards, one_thread_each, open_sockets
+
+GO = b'{"op":"go"}\n'
+"""The first line on a forked child's link: the supervisor knows the child and will notice its end."""
+
+FORK_TIMEOUT = 5.0
+"""Seconds until a process that is being forked must have been handed over to the supervisor."""
+
+_GO_TIMEOUT = 30.0
+_TRACEBACK_LIMIT = 16 * 1024
+_ORPHANED = 75
+_INTERNAL = 70
+
+
+class ForkServer:
+    """The zygote's side of its link. ``prepare`` imports everything that the children need."""
+
+    def __init__(self, prepare: Callable[[], None]) -> None:
+        self._prepare = prepare
+        self._dump = os.environ.get("TASKQD_DUMP_FD")
+        arm()
+        self._supervisor = os.getppid()
+        number = int(os.environ.pop("TASKQD_CONTROL_FD"))
+        os.set_inheritable(number, False)
+        self._link = socket.socket(fileno=number)
+        self._environment = dict(os.environ)
+        self._changes: dict[str, str | None] = {}
+        self._fds: list[int] = []
+
+    def serve(self) -> list[str]:
+        """Import, then fork a process for each request. Returns in each of them, with the arguments to run with."""
+        self._import()
+        while True:
+            request = self._receive()
+            if self._fork(request):
+                return [str(argument) for argument in request["arguments"]]
+
+    def apply_changes(self) -> None:
+        """Set in the environment of a child what the imports had set in it.
+
+        Settings are read before actors are imported: what an application puts into its environment when it is
+        imported does not reach them, here no more than in a process that imports for itself.
+        """
+        _set_environment({**os.environ, **self._changes})
+
+    # -- in the zygote ------------------------------------------------------------------------------
+
+    def _import(self) -> None:
+        began, inherited = time.monotonic(), open_sockets()
+        gc.disable()  # what a collection touches could not be shared any more
+        try:
+            with one_thread_each():
+                self._prepare()
+        except Exception as error:
+            self._refuse([str(error) or type(error).__name__], traceback.format_exception(error.__cause__ or error))
+        found = hazards(inherited)
+        if found:
+            self._refuse(found)
+        now = dict(os.environ)
+        self._changes = {
+            name: now.get(name)
+            for name in now.keys() | self._environment.keys()
+            if now.get(name) != self._environment.get(name)
+        }
+        gc.collect()
+        gc.freeze()
+        self._say({"op": "ready", "import_s": round(time.monotonic() - began, 3)})
+
+    def _refuse(self, why: list[str], trace: list[str] | None = None) -> NoReturn:
+        self._say({"op": "unfit", "why": why, "traceback": "".join(trace or [])[-_TRACEBACK_LIMIT:]})
+        os._exit(0)
+
+    def _say(self, message: Mapping[str, object]) -> None:
+        try:
+            self._link.sendall(encode(message))
+        except OSError:
+            os._exit(_ORPHANED)
+
+    def _receive(self) -> dict[str, Any]:
+        """Return the next request, and keep the descriptors that come with it. The supervisor awaits each answer."""
+        line = b""
+        while not line.endswith(b"\n"):
+            try:
+                data, numbers, _, _ = socket.recv_fds(self._link, 65536, 2, socket.MSG_CMSG_CLOEXEC)
+            except OSError:
+                data, numbers = b"", []
+            if not data:
+                os._exit(_ORPHANED)
+            line += data
+            self._fds += numbers
+        request: dict[str, Any] = json.loads(line)
+        return request
+
+    def _fork(self, request: Mapping[str, Any]) -> bool:
+        """Make one process. True in the new process, False in the zygote."""
+        reader, writer = os.pipe()
+        try:
+            middle = os.fork()
+        except OSError as error:
+            os.close(writer)
+            self._finish(reader, {"op": "failed", "why": error.strerror or str(error)})
+            return False
+        if middle:
+            os.close(writer)
+            self._finish(reader, _hand_over(middle, reader))
+            return False
+        try:
+            middle = _leave_to_child()
+            os.close(reader)
+            self._become(request, middle, writer)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(_INTERNAL)
+        return True
+
+    def _finish(self, reader: int, answer: Mapping[str, object]) -> None:
+        # The child's ends of its link and its dump must not stay open here.
+        for number in (reader, *self._fds):
+            os.close(number)
+        self._fds = []
+        self._say(answer)
+
+    # -- in a child ---------------------------------------------------------------------------------
+
+    def _become(self, request: Mapping[str, Any], middle: int, writer: int) -> None:
+        """Turn this copy of the zygote into what a new process would be; returns when the supervisor knows it."""
+        os.setsid()
+        os.write(writer, str(os.getpid()).encode())
+        os.close(writer)
+        self._link.close()
+        self._await_adoption(middle)
+        link, *dump = self._fds
+        own = {
+            "TASKQD_SUPERVISOR_PID": str(self._supervisor),
+            "TASKQD_CONTROL_FD": str(link),
+            **({"TASKQD_DUMP_FD": str(dump[0])} if dump else {}),
+        }
+        _set_environment({**self._environment, **request["environment"], **own})
+        sys.argv[1:] = request["arguments"]
+        arm()
+        if self._dump is not None:
+            os.close(int(self._dump))
+        _reseed()
+        _await_go(link)
+        gc.enable()
+
+    def _await_adoption(self, middle: int) -> None:
+        # Only then: the death signal that is armed next would come from the end of the middle process too.
+        deadline = time.monotonic() + FORK_TIMEOUT
+        while (parent := os.getppid()) != self._supervisor:
+            if parent != middle or time.monotonic() > deadline:
+                os._exit(_ORPHANED)
+            time.sleep(0.0002)
+
+
+def _leave_to_child() -> int:
+    """Fork again and end. Returns in the child, with the number of the process that ended."""
+    middle = os.getpid()
+    try:
+        child = os.fork()
+    except OSError as error:
+        os._exit(error.errno or _INTERNAL)
+    if child:
+        os._exit(0)
+    return middle
+
+
+def _hand_over(middle: int, reader: int) -> dict[str, object]:
+    """Wait until the child leads its session and has left its parent; return the answer to the supervisor."""
+    deadline = time.monotonic() + FORK_TIMEOUT
+    told = os.read(reader, 32) if select.select([reader], [], [], FORK_TIMEOUT)[0] else b""
+    status = _wait(middle, deadline)
+    if told:
+        return {"op": "forked", "pid": int(told)}
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+        return {"op": "failed", "why": os.strerror(os.WEXITSTATUS(status))}
+    return {"op": "failed", "why": f"the new process was not heard of within {FORK_TIMEOUT:g} s"}
+
+
+def _wait(pid: int, deadline: float) -> int:
+    """Return the status of a process that ends at once; one that does not until ``deadline`` is killed."""
+    while time.monotonic() < deadline:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return status
+        time.sleep(0.0002)
+    os.kill(pid, signal.SIGKILL)
+    return os.waitpid(pid, 0)[1]
+
+
+def _await_go(link: int) -> None:
+    """Return when the supervisor watches this process; end it when that never comes."""
+    line, deadline = b"", time.monotonic() + _GO_TIMEOUT
+    while len(line) < len(GO):
+        if not select.select([link], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            os._exit(_ORPHANED)
+        data = os.read(link, len(GO) - len(line))
+        if not data:
+            os._exit(_ORPHANED)
+        line += data
+
+
+def _set_environment(wanted: Mapping[str, str | None]) -> None:
+    for name in os.environ.keys() - wanted.keys():
+        del os.environ[name]
+    for name, value in wanted.items():
+        if value is None:
+            os.environ.pop(name, None)
+        elif os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+def _reseed() -> None:
+    """Give this process random numbers of its own: siblings were copied with the same state."""
+    random.seed()
+    if "uuid_utils" in sys.modules:
+        sys.modules["uuid_utils"].reseed_rng()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()

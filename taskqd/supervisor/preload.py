@@ -1,0 +1,326 @@
+"""The zygote as the supervisor sees it: it imports the actors once, and workers are forked from it.
+
+While there is none that may be forked, workers are started the other way, by exec, unless they ``require`` it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from taskqd.domain.exit_codes import ExitCode
+from taskqd.health.lines import encode
+from taskqd.supervisor.child import Child
+from taskqd.supervisor.exits import classify
+from taskqd.supervisor.fork_server import FORK_TIMEOUT, GO
+from taskqd.supervisor.journal import Journal
+from taskqd.supervisor.plan import ChildSpec
+from taskqd.supervisor.reaper import Reaper, kill_group
+from taskqd.supervisor.spawn import Forked, NewProcess, dump_file, spawn
+
+_PR_SET_CHILD_SUBREAPER = 36
+_IMPORT_TIMEOUT = 120.0
+_ANSWER_TIMEOUT = 2 * FORK_TIMEOUT + 1.0
+_BACKOFF_MAX = 60.0
+_ATTEMPTS = 3
+_STABLE_AFTER = 10.0
+_SHORTLY = 2.0
+
+
+class Phase(StrEnum):
+    """What the zygote is doing."""
+
+    OFF = "off"
+    """No worker wants it."""
+    IMPORTING = "importing"
+    READY = "ready"
+    UNFIT = "unfit"
+    """It said why it must not be forked. This does not change until the group is started anew."""
+    DOWN = "down"
+    """It ended; it is started again in a moment."""
+
+
+class Way(StrEnum):
+    """How a worker is started."""
+
+    FORK = "fork"
+    EXEC = "exec"
+    WAIT = "wait"
+    """Not now."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """The one fork that is asked for, and the supervisor's ends of what the new process gets."""
+
+    child: Child
+    link: socket.socket
+    dump: int | None
+    deadline: float
+
+    def drop(self) -> None:
+        """Let go of it: a process that was made nevertheless finds its link closed, and ends."""
+        self.link.close()
+        if self.dump is not None:
+            os.close(self.dump)
+
+
+ZygoteCommand = Callable[[Sequence[str]], list[str]]
+
+
+def registries_of(workers: Iterable[tuple[str, str]]) -> list[str]:
+    """Return what a zygote has to import: the actors of each ``(actors, preload)`` that may be forked, once."""
+    return list(dict.fromkeys(actors for actors, preload in workers if preload != "off"))
+
+
+def zygote_command(registries: Sequence[str]) -> list[str]:
+    """Return the command of the zygote that imports ``registries``."""
+    return [sys.executable, "-P", "-m", "taskqd.cli.zygote", *registries]
+
+
+class Preload:
+    """Keeps a zygote for the workers that may be forked from one."""
+
+    def __init__(
+        self,
+        *,
+        reaper: Reaper,
+        journal: Journal,
+        command: ZygoteCommand = zygote_command,
+    ) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when workers may be started that had to wait."""
+        self._registries: Sequence[str] = ()
+        self._environment: Mapping[str, str] = {}
+        self._patient = True
+        self._reaper = reaper
+        self._journal = journal
+        self._command = command
+        self._phase = Phase.OFF
+        self._why: list[str] = []
+        self._zygote: NewProcess | None = None
+        self._deadline: float | None = None
+        self._starts = 0
+        self._failures = 0
+        self._ready_at: float | None = None
+        self._text = b""
+        self._request: _Request | None = None
+        self._made: list[tuple[Child, NewProcess | str]] = []
+        self._import_s: float | None = None
+        self._ended = asyncio.Event()
+        self._ended.set()
+        self._count = {Way.FORK: 0, Way.EXEC: 0}
+
+    def start(self, registries: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start a zygote that imports ``registries``; none if there are none. One that exists is replaced.
+
+        What it forks comes to this process, which must be the parent in the end.
+        """
+        self._registries, self._environment = registries, environment
+        self._phase, self._patient, self._failures, self._ready_at = Phase.OFF, True, 0, None
+        self._forget_request()
+        if self._zygote is not None:
+            kill_group(self._zygote.process.pid)
+        if not registries:
+            return
+        if sys.platform != "linux":
+            self._unfit([f"{sys.platform} cannot hand a forked process over"])
+            return
+        if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+            self._unfit([f"this system cannot hand a forked process over: {os.strerror(ctypes.get_errno())}"])
+            return
+        self._launch()
+
+    async def stop(self) -> None:
+        """End the zygote. What it has forked goes on."""
+        self._registries = ()
+        self._forget_request()
+        if self._zygote is not None:
+            kill_group(self._zygote.process.pid)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SHORTLY):
+                    await self._ended.wait()
+
+    def tick(self, now: float) -> None:
+        """Start a zygote that is due, end one that is overdue."""
+        if self._phase is Phase.DOWN and self._deadline is not None and now >= self._deadline:
+            self._launch()
+        elif self._zygote is not None and self._is_overdue(now):
+            self._give_up(self._zygote)
+
+    def way(self, spec: ChildSpec) -> Way:
+        """Return how a process of ``spec`` is to be started now."""
+        if spec.preload == "off" or self._phase is Phase.OFF:
+            return Way.EXEC
+        if self._phase is Phase.READY:
+            return Way.WAIT if self._request else Way.FORK
+        first = self._phase is Phase.IMPORTING and self._patient
+        return Way.WAIT if first or spec.preload == "require" else Way.EXEC
+
+    def fork(self, child: Child, environment: Mapping[str, str]) -> None:
+        """Ask for a process for ``child``; :meth:`made` has it in a moment, or :meth:`way` changes."""
+        assert self._zygote is not None  # noqa: S101 - `way` said so
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        self._request = _Request(child, ours, dump_file(), time.monotonic() + _ANSWER_TIMEOUT)
+        dump = self._request.dump
+        own = {name: value for name, value in environment.items() if self._environment.get(name) != value}
+        line = encode({"op": "fork", "arguments": child.spec.arguments, "environment": own})
+        passed = [theirs.fileno(), *([] if dump is None else [dump])]
+        try:
+            sent = socket.send_fds(self._zygote.link, [line], passed)
+        except OSError:
+            sent = 0
+        theirs.close()
+        if sent != len(line):  # it reads nothing any more
+            self._give_up(self._zygote)
+
+    def made(self) -> list[tuple[Child, NewProcess | str]]:
+        """Take what was forked since the last call, or why it was not."""
+        made, self._made = self._made, []
+        return made
+
+    def release(self, child: Child, new: NewProcess) -> None:
+        """Count a new process, and let a forked one go on, now that the supervisor watches it."""
+        forked = isinstance(new.process, Forked)
+        if child.spec.role == "worker":
+            self._count[Way.FORK if forked else Way.EXEC] += 1
+        if not forked:
+            return
+        with contextlib.suppress(OSError):  # it has ended, which the reaper tells
+            new.link.send(GO)
+
+    def refusal(self, specs: Sequence[ChildSpec]) -> tuple[ExitCode, str] | None:
+        """Return why the group must end: a worker requires what cannot be had."""
+        names = [spec.name for spec in specs if spec.preload == "require"]
+        if not names:
+            return None
+        what = f'preload = "require" ({", ".join(dict.fromkeys(names))}): '
+        if self._phase is Phase.UNFIT:
+            return ExitCode.REFUSED, what + self._reason()
+        if self._failures >= _ATTEMPTS and self._ready_at is None:
+            return ExitCode.INTERNAL, f"{what}the process that imports the actors ended {self._failures} times"
+        return None
+
+    def status(self) -> dict[str, Any]:
+        """Return what a person wants to know about it."""
+        return {
+            "state": str(self._phase),
+            "why": self._reason() or None,
+            "pid": None if self._zygote is None else self._zygote.process.pid,
+            "import_s": self._import_s,
+            "restarts": max(0, self._starts - 1),
+            "forked": self._count[Way.FORK],
+            "execed": self._count[Way.EXEC],
+        }
+
+    # -- the zygote's life --------------------------------------------------------------------------
+
+    def _launch(self) -> None:
+        self._starts += 1
+        try:
+            new = spawn(self._command(self._registries), self._environment)
+        except OSError as error:
+            self._down(error.strerror or str(error))
+            return
+        self._zygote, self._text = new, b""
+        self._phase, self._deadline = Phase.IMPORTING, time.monotonic() + _IMPORT_TIMEOUT
+        self._ended.clear()
+        self._reaper.watch(new.process.pid, lambda code: self._exited(new, code))
+        asyncio.get_running_loop().add_reader(new.link, self._receive, new)
+
+    def _exited(self, new: NewProcess, code: int) -> None:
+        self._receive(new)  # what it said last
+        new.process.returncode = code  # it was waited for elsewhere; Popen must not try
+        asyncio.get_running_loop().remove_reader(new.link)
+        new.link.close()
+        left = ""
+        if new.dump is not None:
+            left = os.pread(new.dump, 16 * 1024, 0).decode("utf-8", "backslashreplace").strip()
+            os.close(new.dump)
+        if self._zygote is not new:  # it was replaced
+            return
+        self._zygote = None
+        self._forget_request()
+        self._ended.set()
+        if self._registries and self._phase is not Phase.UNFIT:
+            self._down(classify(code).why, left)
+
+    def _give_up(self, zygote: NewProcess) -> None:
+        self._forget_request()
+        self._phase, self._deadline = Phase.DOWN, None
+        kill_group(zygote.process.pid)
+
+    def _down(self, why: str, left: str = "") -> None:
+        if self._ready_at is not None and time.monotonic() - self._ready_at >= _STABLE_AFTER:
+            self._failures = 0
+        self._failures += 1
+        self._patient = False
+        delay = min(_BACKOFF_MAX, 2.0 ** (self._failures - 1)) if self._failures > 1 else 0.0
+        self._phase, self._deadline = Phase.DOWN, time.monotonic() + delay
+        self._journal.tell("preload-died", "warning", why=why, retry_in=delay, left=left or None)
+        self.on_change()
+
+    def _unfit(self, why: list[str], trace: str = "") -> None:
+        self._phase, self._why, self._deadline = Phase.UNFIT, why, None
+        self._journal.tell("preload-unfit", "warning", why=self._reason(), traceback=trace or None)
+        self.on_change()
+
+    def _reason(self) -> str:
+        if self._phase is not Phase.UNFIT:
+            return ""
+        return f"after the import of {', '.join(self._registries)}: {', '.join(self._why)}"
+
+    def _is_overdue(self, now: float) -> bool:
+        importing = self._deadline is not None and now >= self._deadline
+        return importing or (self._request is not None and now >= self._request.deadline)
+
+    def _forget_request(self) -> None:
+        if self._request is not None:
+            self._request.drop()
+            self._request = None
+
+    # -- what it says -------------------------------------------------------------------------------
+
+    def _receive(self, new: NewProcess) -> None:
+        while new is self._zygote:
+            try:
+                data = new.link.recv(65536)
+            except OSError:
+                return
+            if not data:
+                asyncio.get_running_loop().remove_reader(new.link)  # it is ending, which the reaper tells
+                return
+            *lines, self._text = (self._text + data).split(b"\n")
+            for line in lines:
+                self._take(new, json.loads(line))
+
+    def _take(self, new: NewProcess, message: Mapping[str, Any]) -> None:
+        match message["op"]:
+            case "ready":
+                self._phase, self._deadline, self._ready_at = Phase.READY, None, time.monotonic()
+                self._import_s = message["import_s"]
+                self._journal.tell("preload-ready", pid=new.process.pid, import_s=self._import_s)
+            case "unfit":
+                self._unfit(message["why"], message["traceback"])
+            case "forked" | "failed" if self._request is not None:
+                request, self._request = self._request, None
+                if message["op"] == "forked":
+                    made = NewProcess(Forked(message["pid"]), request.link, request.dump)
+                    self._made.append((request.child, made))
+                else:
+                    request.drop()
+                    self._made.append((request.child, message["why"]))
+            case _:
+                pass  # an answer that came too late
+        self.on_change()

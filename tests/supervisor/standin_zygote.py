@@ -1,0 +1,38 @@
+"""A zygote of stand-ins: the real fork server, whose children become what ``standin.py`` is.
+
+``python standin_zygote.py NAME=MODE,MODE…``; the name ``zygote`` is its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from taskqd.supervisor.fork_server import ForkServer
+
+
+def main() -> int:
+    modes = {name: mode.split(",") for name, _, mode in (word.partition("=") for word in sys.argv[1:])}
+
+    def prepare() -> None:
+        sys.path.insert(0, str(Path(__file__).parent))
+        import standin  # noqa: F401
+
+        own = modes.get("zygote", [])
+        if "thread" in own:
+            threading.Thread(target=time.sleep, args=(1000,), name="exporter", daemon=True).start()
+        if "dies" in own:
+            os._exit(9)
+        if "broken" in own:
+            raise ImportError("no module named 'gone'")
+
+    ForkServer(prepare).serve()
+    sys.argv[1:] = modes.get(os.environ["TASKQD_NAME"], [])
+    return int(sys.modules["standin"].main())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,9 +8,11 @@ import json
 import os
 import socket
 import stat
-from collections.abc import Callable, Collection, Mapping
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from taskqd.domain.errors import ConfigError
 
@@ -20,13 +22,17 @@ MAX_PATH_BYTES = 107
 _HEADER_LIMIT = 16 * 1024
 _REQUEST_TIMEOUT = 2.0
 _MAX_CONNECTIONS = 64
+_BODY_LIMIT = 16 * 1024
+_MAX_STREAMS = 32
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _REASONS = {
     200: "OK",
     400: "Bad Request",
+    403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
+    413: "Content Too Large",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
     503: "Service Unavailable",
@@ -42,6 +48,10 @@ class Report:
 
 
 Route = Callable[[], Report]
+Verb = Callable[[dict[str, Any]], AsyncIterator[Mapping[str, Any]]]
+"""Does what a POST asks with its JSON object, and yields what to answer: one JSON object a line."""
+
+_Answer = tuple[int, str, str, bytes]
 
 
 def check_socket_path(path: str) -> None:
@@ -54,11 +64,12 @@ def check_socket_path(path: str) -> None:
 
 
 class HealthServer:
-    """Serves ``GET /live``, ``/ready``, ``/metrics`` and ``routes`` on the unix socket at ``path`` (mode
-    0600).
+    """Serves ``GET /live``, ``/ready``, ``/metrics`` and ``routes``, and ``POST`` of ``verbs``, on the unix socket at
+    ``path`` (mode 0600).
 
     The callables run on the event loop and must be quick and never touch the database. One that raises is
-    answered with 500. ``metrics`` returns the Prometheus text format.
+    answered with 500. ``metrics`` returns the Prometheus text format, now or once awaited. Verbs are for root and this process's own
+    user; they are answered as they go, and go on when the asker leaves.
     """
 
     def __init__(
@@ -67,17 +78,20 @@ class HealthServer:
         *,
         live: Route,
         ready: Route,
-        metrics: Callable[[], str] | None = None,
+        metrics: Callable[[], str | Awaitable[str]] | None = None,
         routes: Mapping[str, Route] | None = None,
+        verbs: Mapping[str, Verb] | None = None,
     ) -> None:
         check_socket_path(path)
         self.path = path
         self._routes: dict[str, Route] = {"/live": live, "/ready": ready, **(routes or {})}
+        self._verbs = dict(verbs or {})
         self._metrics = metrics
         self._server: asyncio.Server | None = None
         self._port: asyncio.Server | None = None
         self._inode: int | None = None
         self._connections = 0
+        self._streams = 0
 
     async def start(self) -> None:
         """Listen. ``ConfigError`` when the directory cannot be written or another process listens there."""
@@ -132,21 +146,27 @@ class HealthServer:
         self._connections += 1
         try:
             async with asyncio.timeout(_REQUEST_TIMEOUT):
-                status, reason, kind, body = await self._answer(reader, only)
-                phrase = " ".join(reason.split()).encode("ascii", "replace").decode()[:200]
-                head = (
-                    f"HTTP/1.1 {status} {phrase}\r\nContent-Type: {kind}\r\n"
-                    f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-                )
-                writer.write(head.encode() + body)
-                await writer.drain()
+                answer = await self._answer(reader, writer, only)
+                if isinstance(answer, tuple):
+                    status, reason, kind, body = answer
+                    phrase = " ".join(reason.split()).encode("ascii", "replace").decode()[:200]
+                    head = (
+                        f"HTTP/1.1 {status} {phrase}\r\nContent-Type: {kind}\r\n"
+                        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+                    )
+                    writer.write(head.encode() + body)
+                    await writer.drain()
+                    return
+            await self._stream(writer, answer)
         except (TimeoutError, ConnectionError):
             pass  # the asker went away or is too slow; it is owed nothing more
         finally:
             self._connections -= 1
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader, only: Collection[str] | None) -> tuple[int, str, str, bytes]:
+    async def _answer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, only: Collection[str] | None
+    ) -> _Answer | AsyncIterator[Mapping[str, Any]]:
         if self._connections > _MAX_CONNECTIONS:
             return _error(503, "too many connections")
         try:
@@ -159,16 +179,60 @@ class HealthServer:
         path = rest.partition(" ")[0].partition("?")[0]
         if only is not None and path not in only:
             return _error(404, f"no {path[:80]}; there are {', '.join(sorted(only))}")
+        if path in self._verbs:
+            return await self._begin(method, self._verbs[path], head, reader, writer)
         if path == "/metrics" and self._metrics is not None:
-            return self._ask(method, self._metrics)
+            return await self._measure(method, self._metrics)
         if path not in self._routes:
             return _error(404, f"no {path[:80]}; there are {', '.join(sorted(self._paths()))}")
         return self._ask(method, self._routes[path])
 
-    def _paths(self) -> list[str]:
-        return [*self._routes, *(["/metrics"] if self._metrics is not None else [])]
+    async def _begin(
+        self, method: str, verb: Verb, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> _Answer | AsyncIterator[Mapping[str, Any]]:
+        """Return the answer of a verb, or why it is refused."""
+        if method != "POST":
+            return _error(405, "only POST")
+        if not _may_change(writer.get_extra_info("socket")):
+            return _error(403, "only root and the group's own user may change it, over its unix socket")
+        if self._streams >= _MAX_STREAMS:
+            return _error(503, "too many requests are being answered")
+        length = _content_length(head)
+        if length > _BODY_LIMIT:
+            return _error(413)
+        try:
+            arguments = json.loads(await reader.readexactly(length) if length > 0 else b"{}")
+        except (asyncio.IncompleteReadError, ValueError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            return _error(400, "the body must be one JSON object, its length in Content-Length")
+        return verb(arguments)
 
-    def _ask(self, method: str, route: Callable[[], Report | str]) -> tuple[int, str, str, bytes]:
+    async def _stream(self, writer: asyncio.StreamWriter, lines: AsyncIterator[Mapping[str, Any]]) -> None:
+        self._streams += 1
+        self._connections -= 1  # a change takes its time: it must not crowd out the probes
+        try:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nConnection: close\r\n\r\n")
+            async for line in lines:
+                writer.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+                async with asyncio.timeout(_REQUEST_TIMEOUT):
+                    await writer.drain()
+        finally:
+            self._connections += 1
+            self._streams -= 1
+
+    async def _measure(self, method: str, metrics: Callable[[], str | Awaitable[str]]) -> tuple[int, str, str, bytes]:
+        try:
+            found = metrics() if method == "GET" else ""
+            text = await found if isinstance(found, Awaitable) else found
+        except Exception as error:
+            return _error(500, f"the metrics themselves failed: {type(error).__name__}: {error}")
+        return self._ask(method, lambda: text)
+
+    def _paths(self) -> list[str]:
+        return [*self._routes, *self._verbs, *(["/metrics"] if self._metrics is not None else [])]
+
+    def _ask(self, method: str, route: Callable[[], Report | str]) -> _Answer:
         if method != "GET":
             return _error(405, "only GET")
         try:
@@ -186,7 +250,23 @@ class HealthServer:
         )
 
 
-def _error(status: int, reason: str = "") -> tuple[int, str, str, bytes]:
+def _may_change(sock: socket.socket) -> bool:
+    """True when the asker is root or this process's own user."""
+    if sock.family != socket.AF_UNIX:
+        return False
+    _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return uid in (0, os.geteuid())
+
+
+def _content_length(head: bytes) -> int:
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"content-length" and value.strip().isdigit():
+            return int(value)
+    return 0
+
+
+def _error(status: int, reason: str = "") -> _Answer:
     text = reason or _REASONS[status]
     return status, text, "application/json", json.dumps({"ok": False, "reason": text}).encode() + b"\n"
 

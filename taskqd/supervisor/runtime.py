@@ -39,18 +39,29 @@ class GroupFiles:
         self.record = os.path.join(directory, f"{group}.state.json")
         """Which workers run as which processes."""
 
-    def child_socket(self, name: str, index: int) -> str:
-        """Return the health socket of one child."""
-        return os.path.join(self._children, f"{name}.{index}.sock")
+    def child_socket(self, name: str, index: int, *, second: bool = False) -> str:
+        """Return the health socket of one child; of the ``second`` while two of one name live."""
+        return os.path.join(self._children, f"{name}.{index}{'.next' if second else ''}.sock")
 
-    def prepare_child_socket(self, name: str, index: int) -> str:
+    def prepare_child_socket(self, name: str, index: int, *, second: bool = False) -> str:
         """Return the health socket of a child that is about to start, with nothing of a predecessor in its way."""
-        path = self.child_socket(name, index)
+        path = self.child_socket(name, index, second=second)
         # What fails here is the child's to report: it will not be able to listen.
         with contextlib.suppress(OSError):
             os.makedirs(self._children, mode=0o700, exist_ok=True)  # somebody may clean temporary files
             os.unlink(path)
         return path
+
+    def settle_child_socket(self, path: str, name: str, index: int) -> str:
+        """Move the socket at ``path`` to the usual place of its child, whose namesake has ended; return where it is."""
+        usual = self.child_socket(name, index)
+        if path == usual:
+            return path
+        try:
+            os.rename(path, usual)  # who listens on it goes on to
+        except OSError:
+            return path  # it does not listen yet, or has no socket
+        return usual
 
     def check_paths(self, slots: Iterable[tuple[str, int]]) -> None:
         """Raise ``ConfigError`` when a socket's path would be longer than the kernel allows."""

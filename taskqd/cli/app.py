@@ -15,6 +15,9 @@ COMMANDS = {
     "run": "Run the workgroup of a TOML file: workers and a scheduler, watched and restarted.",
     "check": "Validate a workgroup file without starting anything.",
     "budget": "Print the database connections that a workgroup needs.",
+    "status": "Show a running group on one screen.",
+    "dump": "Print where a process of a running group is: the stacks of its threads.",
+    "explain": "Explain the exit code of a process.",
     "health": "Ask a running group or process over its unix socket: live, ready, startup.",
     "worker": "Run one worker process.",
     "scheduler": "Run the scheduler process.",
@@ -22,7 +25,7 @@ COMMANDS = {
 }
 """Every command with its line of help, in the order that a newcomer meets them."""
 
-DISPATCHED = ("run", "health")
+DISPATCHED = ("run", "status", "health")
 """Commands that :mod:`taskqd.cli.main` runs itself, without click."""
 
 

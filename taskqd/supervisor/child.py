@@ -65,8 +65,9 @@ class Child:
         """What it suffers from, if that is known."""
         self.private_bytes: int | None = None
         """The memory that it shares with no other process, when it was last measured."""
-        self.stacks: tuple[int, str] = (0, "")
-        """How often it has shown its stacks, and what it showed last."""
+        self.shown = 0
+        """Characters of stacks that the processes of this slot have shown so far; see :meth:`shown_since`."""
+        self._last_shown = ""
         self._word = 0
         self._shown_since_beat = False
         self._unread = ""
@@ -143,8 +144,13 @@ class Child:
                 self._word = beat
         if text.strip():
             self._shown_since_beat = True
-            self.stacks = (self.stacks[0] + 1, text.strip())
+            self.shown += len(text)
+            self._last_shown = (self._last_shown + text)[-_DUMP_LIMIT:]
             self._unread = (self._unread + text)[-_DUMP_LIMIT:]
+
+    def shown_since(self, mark: int) -> str:
+        """Return the stacks that were shown since ``shown`` was ``mark``."""
+        return self._last_shown[-(self.shown - mark) :].strip() if self.shown > mark else ""
 
     @property
     def spoke_up(self) -> bool:
@@ -212,6 +218,8 @@ class Child:
         # signalled.
         with contextlib.suppress(PermissionError):
             os.kill(pid, number)
+            if self.stopped and number is signal.SIGABRT:
+                os.kill(pid, signal.SIGCONT)  # it shows its stacks only when it runs
 
     @property
     def worker_id(self) -> str | None:

@@ -76,7 +76,7 @@ async def run_group(
                 ready=board.ready,
                 metrics=board.metrics,
                 routes=board.routes(),
-                verbs=verbs.routes(),
+                verbs={**verbs.routes(), **board.verbs()},
             )
             await server.start()
             releaser = Releaser(

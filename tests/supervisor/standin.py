@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ class StandIn:
     def __init__(self, modes: set[str]) -> None:
         self.modes = modes
         self.age_ms = 0.0
+        self.done = 0
         self.ended = asyncio.Event()
         self.drains: list[Drain] = []
 
@@ -32,6 +34,9 @@ class StandIn:
 
     def beat(self) -> dict[str, object]:
         fields: dict[str, object] = {"phase": "running", "inflight": 0, "slots": 8, "claims": 0}
+        if self.has("busy"):
+            self.done += 10
+            fields["done"] = self.done
         if self.has("database-away"):
             fields["db_ok_age_ms"] = 1e9
         return fields
@@ -68,6 +73,13 @@ class StandIn:
     def after_ready(self) -> None:
         if self.has("blocked"):
             time.sleep(1000)  # the loop stands still, the interpreter lock is free
+        if self.has("blocked-a-while"):
+            time.sleep(6)
+        if self.has("hungry"):
+            hoard = [bytearray(b"x") * 2**20 for _ in range(1024)]
+            print(len(hoard), flush=True)
+        if self.has("catastrophe"):
+            re.match(r"(a|aa)+$", "a" * 60 + "b")  # one call in C, which no signal ends
         if self.has("gil-held"):
             while True:  # a signal ends a sleep early
                 ctypes.PyDLL(None).sleep(1000)

@@ -1,0 +1,135 @@
+"""``taskqd status``: a running group on one screen. Comes at once, so it loads neither click nor the settings model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from taskqd.cli.group_socket import ask, find_socket
+
+_COLUMNS = (
+    "PROCESS", "STATE", "SINCE", "PID", "RESTARTS", "LAST EXIT", "BEAT", "LAG", "JOBS", "OLDEST", "MEMORY", "QUEUES"
+)  # fmt: skip
+_TEXT = frozenset({"PROCESS", "STATE", "LAST EXIT", "QUEUES"})
+_WATCH_INTERVAL = 1.0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the state of a group once, or again and again, and return the exit code: 0 when an answer came."""
+    parser = argparse.ArgumentParser(
+        prog="taskqd status",
+        description="Show a running group on one screen: its processes, their jobs, their memory, their last ends.",
+        epilog="Ends with 0 when the group answered, whatever its state, and with 69 when none did.",
+    )
+    parser.add_argument("group", nargs="?", metavar="GROUP", help="the group's name; needed where several run")
+    parser.add_argument("--socket", metavar="PATH", help="the group's socket, instead of looking for it")
+    parser.add_argument("--json", action="store_true", dest="as_json", help="print one JSON object")
+    parser.add_argument("--watch", action="store_true", help="show it anew each second until interrupted")
+    try:
+        options = parser.parse_args(argv)
+    except SystemExit as stop:  # argparse has explained itself: 0 after --help, 2 for wrong usage
+        return int(stop.code or 0)
+    path = find_socket(options.group, options.socket)
+    if options.watch:
+        return _watch(path, options.as_json)
+    status = ask(path, "/status")
+    print(json.dumps(status) if options.as_json else screen(status, _width()))
+    return 0
+
+
+def screen(status: dict[str, Any], width: int) -> str:
+    """Return the state of a group for a person, in lines of at most ``width`` characters."""
+    children = status["children"]
+    ready = sum(child["state"] == "ready" for child in children)
+    parts = [f"{ready}/{len(children)} ready", f"group {status['group']}"]
+    if status["phase"] != "running":
+        parts.insert(1, status["phase"])
+    budget = status.get("budget") or {}
+    if budget.get("required") is not None:
+        parts.append(f"budget {budget['required']}/{budget.get('available') or '?'} connections")
+    if status.get("stop_budget_s") is not None:
+        parts.append(f"stop budget {status['stop_budget_s']:g} s (platform {status['grace_s']:g})")
+    if status.get("up_s") is not None:
+        parts.append(f"up {span(status['up_s'])}")
+    lines = [" · ".join(parts)]
+    if status.get("why_not_ready") and status["phase"] == "running":
+        lines.append(f"not ready: {status['why_not_ready']}")
+    rows = [_COLUMNS, *(_row(child) for child in children)]
+    return "\n".join(line[:width].rstrip() for line in [*lines, "", *_table(rows)])
+
+
+def span(seconds: float | None) -> str:
+    """Return a time for a person: ``0.3s``, ``42s``, ``5m``, ``3h``, ``12d``; empty when there is none."""
+    if seconds is None:
+        return ""
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    for limit, unit, size in ((120, "s", 1), (7200, "m", 60), (172800, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds / 86400:.0f}d"
+
+
+def _row(child: dict[str, Any]) -> tuple[str, ...]:
+    beat = child["beat"]
+    state = child["state"]
+    if child.get("stopped"):
+        state += " (stopped)"
+    elif child.get("verdict"):
+        state += f" ({child['verdict']})"
+    elif child["degraded"]:
+        state += " (degraded)"
+    elif child.get("quiet"):
+        state += " (quiet)"
+    end = child["last_exit"]
+    recycled = f"+{child['recycled']}" if child.get("recycled") else ""
+    lag, oldest, private = beat.get("lag_ms"), beat.get("oldest_ms"), child.get("private_bytes")
+    works = child["role"] == "worker" and "slots" in beat
+    return (
+        child["name"],
+        state,
+        span(child["for_s"]),
+        str(child["pid"] or ""),
+        f"{child['restarts']}{recycled}",
+        "" if end is None else f"{end['class']}: {end['why']}"[:48],
+        span(child["beat_age_s"]),
+        "" if lag is None else f"{lag:.0f}ms",
+        f"{beat['inflight']}/{beat['slots']}" if works else "",
+        "" if oldest is None else span(oldest / 1000),
+        "" if private is None else f"{private / 1024**2:.0f}M",
+        ",".join(child.get("queues") or []) if isinstance(child.get("queues"), list) else str(child["queues"] or ""),
+    )
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    return ["  ".join(_cell(*each) for each in zip(_COLUMNS, row, widths, strict=True)) for row in rows]
+
+
+def _cell(column: str, text: str, width: int) -> str:
+    return text.ljust(width) if column in _TEXT else text.rjust(width)
+
+
+def _watch(path: str, as_json: bool) -> int:
+    clear = "\x1b[H\x1b[J" if sys.stdout.isatty() and not as_json else ""
+    try:
+        while True:
+            status = ask(path, "/status")
+            text = json.dumps(status) if as_json else screen(status, _width())
+            sys.stdout.write(f"{clear}{text}\n")
+            sys.stdout.flush()
+            time.sleep(_WATCH_INTERVAL)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _width() -> int:
+    """Lines are cut to a terminal's width alone: what goes into a file or a pipe stays whole."""
+    if not sys.stdout.isatty():
+        return sys.maxsize
+    return shutil.get_terminal_size((160, 50)).columns

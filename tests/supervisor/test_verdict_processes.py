@@ -1,0 +1,172 @@
+"""Verdicts on real processes: stopped, blocked, holding the interpreter lock, cut off, wedged."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.supervisor.conftest import Group, StartGroup
+from tests.support import Command, wait_until
+
+QUICK = "stable_after = 0\nbackoff_initial = 0.05\nburst_limit = 0\nstall_after = 1.5"
+
+
+def with_kill_after(seconds: float) -> dict[str, str]:
+    return {"supervisor": f"{QUICK}\nhang_kill_after = {seconds}"}
+
+
+def child(group: Group, name: str = "io.0") -> dict[str, object]:
+    return next(each for each in group.ask("/status")[1]["children"] if each["name"] == name)
+
+
+def verdicts(group: Group) -> list[str]:
+    return [event["verdict"].partition(":")[0] for event in group.events("verdict")]
+
+
+def test_a_stopped_process_is_shown_at_once_and_killed_in_its_time(group: StartGroup) -> None:
+    g = group(tables=with_kill_after(2))
+    pid = int(g.wait_for("ready")[0]["pid"])
+    began = time.monotonic()
+    os.kill(pid, signal.SIGSTOP)
+    g.wait_for("stopped")
+    assert time.monotonic() - began < 0.5, "ten times 50 ms"
+    assert child(g)["stopped"] is True
+    exit_event = g.wait_for("child-exit")[0]
+    assert time.monotonic() - began > 3, "not before it was silent for stall_after and hang_kill_after"
+    assert exit_event["class"] == "hung"
+    assert "stopped: it is stopped by a signal" in exit_event["why"]
+    assert "most recent call first" in exit_event["left"], "it goes on just long enough to show where it was"
+    g.wait_for("ready", 2)
+    assert child(g)["stopped"] is False
+    assert g.stop() == 0, g.command.stderr
+
+
+def test_a_process_that_goes_on_in_time_is_left_alone(group: StartGroup) -> None:
+    g = group(tables=with_kill_after(30))
+    pid = int(g.wait_for("ready")[0]["pid"])
+    os.kill(pid, signal.SIGSTOP)
+    g.wait_for("stalled")
+    os.kill(pid, signal.SIGCONT)
+    g.wait_for("continued")
+    g.wait_for("recovered")
+    assert child(g)["pid"] == pid
+    assert g.stop() == 0, g.command.stderr
+
+
+@pytest.mark.parametrize(
+    ("mode", "verdict"), [("blocked", "blocked"), ("gil-held", "gil-held"), ("catastrophe", "gil-held")]
+)
+def test_what_holds_a_silent_process_is_told_with_its_stack_before_it_is_killed(
+    group: StartGroup, mode: str, verdict: str
+) -> None:
+    g = group(modes={"io": f"{mode},once"}, tables=with_kill_after(2))
+    exit_event = g.wait_for("child-exit")[0]
+    assert verdicts(g) == [verdict]
+    assert f": {verdict}: " in exit_event["why"]
+    stacks = g.events("stacks")[0]
+    assert "standin.py" in stacks["stacks"]
+    assert "after_ready" in stacks["stacks"]
+    assert "other threads run" not in stacks["stacks"]
+    names = [event["event"] for event in g.events()]
+    assert names.index("stacks") < names.index("kill"), "a dump precedes every kill"
+    g.wait_for("ready", 2)
+    assert g.stop() == 0, g.command.stderr
+
+
+def test_a_database_that_is_away_is_a_verdict_and_no_reason_to_restart(group: StartGroup) -> None:
+    g = group(modes={"io": "database-away"}, tables=with_kill_after(1))
+    g.wait_for("verdict")
+    assert verdicts(g) == ["environment"]
+    wait_until(lambda: child(g)["verdict"] == "environment", 20)
+    assert g.ask("/live")[0] == 200
+    assert g.ask("/ready")[0] == 503
+    assert g.events("child-exit") == []
+    assert g.stop() == 0, g.command.stderr
+
+
+def test_a_stall_of_most_processes_at_once_kills_nobody(group: StartGroup) -> None:
+    g = group(
+        modes={"io": "blocked-a-while"},
+        tables={**with_kill_after(3), "[workers]": "replicas = 3", "supervisor": f"{QUICK}\nhang_kill_after = 3"},
+    )
+    assert g.wait_for("correlated-stall")[0]["of"] == 3
+    g.wait_for("recovered", 3)
+    assert g.events("child-exit") == []
+    assert len(g.events("stacks")) >= 3, "each one's stack is told"
+    assert g.stop() == 0, g.command.stderr
+
+
+WEDGED_ACTORS = """\
+import asyncio, os
+from pydantic import BaseModel
+from taskqd import actor
+from taskqd.worker.producer import Producer
+
+class Nothing(BaseModel):
+    pass
+
+@actor
+async def nothing(payload: Nothing) -> None:
+    pass
+
+claim = Producer._claim
+
+async def stuck(self, room):
+    if not os.path.exists("wedged"):
+        open("wedged", "w").close()
+        await asyncio.sleep(1000)
+    return await claim(self, room)
+
+Producer._claim = stuck
+registry = [nothing]
+"""
+WEDGED_FILE = """\
+actors = "group_actors:registry"
+[supervisor]
+runtime_dir = "run"
+[scheduler]
+enabled = false
+[defaults]
+notify_enabled = false
+poll_interval = 0.2
+[[workers]]
+name = "io"
+"""
+RUN = """\
+import sys
+import taskqd.supervisor.verdict as verdict
+verdict.WEDGED_AFTER = 3.0
+from taskqd.cli.main import main
+sys.exit(main(["run", "group.toml"]))
+"""
+
+
+@pytest.fixture
+def wedged_group(short_dir: Path, child_env: dict[str, str]) -> Iterator[Command]:
+    (short_dir / "group.toml").write_text(WEDGED_FILE)
+    (short_dir / "group_actors.py").write_text(WEDGED_ACTORS)
+    command = Command([sys.executable, "-P", "-c", RUN], short_dir, child_env)
+    yield command
+    command.end()
+
+
+def test_a_real_worker_that_beats_but_looks_for_no_work_is_drained_and_replaced(wedged_group: Command) -> None:
+    def events(name: str) -> list[dict[str, object]]:
+        lines = [line for line in wedged_group.stderr.splitlines() if line.startswith("{")]
+        return [event for event in map(json.loads, lines) if event["event"] == name]
+
+    wait_until(lambda: len(events("ready")) == 2, 60, "its successor is ready")
+    (recycle,) = events("recycle")
+    assert str(recycle["why"]).startswith("wedged: ")
+    (end,) = events("child-exit")
+    assert (end["class"], end["code"]) == ("recycle", 0)
+    assert events("kill") == []
+    wedged_group.process.terminate()
+    assert wedged_group.wait() == 0, wedged_group.stderr

@@ -13,6 +13,7 @@ import sys
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code. ``argv`` is the command line without the program's name."""
     arguments = sys.argv[1:] if argv is None else argv
+    _open_standard_streams()
     if "TASKQD_CONTROL_FD" in os.environ:
         from taskqd.health.child import arm
 
@@ -30,6 +31,7 @@ def _dispatch(argv: list[str]) -> int:
         from taskqd.health.probe import main as health
 
         return health(argv[1:])
+    _check_directory()
     if argv[:1] == ["run"]:
         from taskqd.cli.run import main as run
 
@@ -41,6 +43,28 @@ def _dispatch(argv: list[str]) -> int:
     from taskqd.cli.app import run_app
 
     return run_app(argv)
+
+
+def _open_standard_streams() -> None:
+    """Open those that the caller has closed: else the next socket would get their number, and our output."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest number that is free, which is this one.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - for good
+
+
+def _check_directory() -> None:
+    """Raise ``ConfigError`` in a working directory that is gone: nothing can be found from there."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        from taskqd.domain.errors import ConfigError
+
+        why = error.strerror or error
+        raise ConfigError(f"the working directory cannot be used ({why}): start in one that exists") from None
 
 
 def report(error: Exception) -> int:

@@ -13,8 +13,11 @@ def runtime_directories() -> list[str]:
 
 
 def _only_socket() -> str:
-    for directory in filter(os.path.isdir, runtime_directories()):
-        names = [name for name in os.listdir(directory) if name.endswith(".sock")]
+    for directory in runtime_directories():
+        try:
+            names = [name for name in os.listdir(directory) if name.endswith(".sock")]
+        except OSError:  # there is none, or it is another user's
+            continue
         if len(names) > 1:
             raise OSError(f"{len(names)} groups in {directory}: name one with --socket or TASKQD_SOCKET")
         if names:

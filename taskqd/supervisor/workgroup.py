@@ -23,6 +23,9 @@ MAX_REPLICAS = 1024
 PRELOAD = ("auto", "require", "off")
 """How the workers are made: forked from a process that has imported the actors, if that can be, only so, or never."""
 
+CREDENTIAL_KEYS = ("provider", "path", "command", "timeout", "refresh_interval")
+"""What ``[credentials]`` may hold: the settings ``pg_credential_*``, for the whole group."""
+
 _GROUP_WIDE = ("pg_dsn", "pg_dsn_direct", "pg_dsn_pooled", "pg_is_pooled", "schema_name", "environment")
 _RESERVED = {
     "termination_grace_period": "set it in [supervisor]; it bounds the stop of the whole group",
@@ -115,6 +118,8 @@ class Workgroup:
     budget: BudgetOptions
     workers: tuple[WorkerEntry, ...]
     defaults: dict[str, Any]
+    credentials: dict[str, Any]
+    """What ``[credentials]`` holds, under the settings' names; these are among the defaults too."""
     scheduler: bool
     scheduler_settings: dict[str, Any]
     app_dir: str | None
@@ -150,7 +155,12 @@ def load_workgroup(path: str, known_settings: Collection[str] | None = None) -> 
     TOML.
     """
     document, index = _read(path)
-    return parse_workgroup(document, path, known_settings, index)
+    workgroup, problems = parse_workgroup(document, path, known_settings, index)
+    if workgroup.app_dir is not None and not FilePath(workgroup.app_dir).is_dir():
+        found = Problems(path, index)
+        found.add("app_dir", f"{document['app_dir']!r}: {workgroup.app_dir!r} is not a directory", ("app_dir",))
+        problems += found.lines
+    return workgroup, problems
 
 
 def parse_workgroup(
@@ -167,6 +177,7 @@ def parse_workgroup(
     supervisor = _supervisor(top.table("supervisor"), FilePath(file).stem, known_settings or ())
     budget = _budget(top.table("budget"))
     defaults = _settings(top.table("defaults"), known_settings)
+    credentials = _credentials(top.table("credentials"), defaults)
     scheduler_table = top.table("scheduler")
     scheduler = scheduler_table.flag("enabled", True)
     scheduler_settings = _settings(scheduler_table, known_settings, group_wide=False)
@@ -177,7 +188,8 @@ def parse_workgroup(
         supervisor=supervisor,
         budget=budget,
         workers=workers,
-        defaults=defaults,
+        defaults=defaults | credentials,
+        credentials=credentials,
         scheduler=scheduler,
         scheduler_settings=scheduler_settings,
         app_dir=str(FilePath(file).resolve().parent / app_dir) if app_dir else None,
@@ -189,7 +201,7 @@ def parse_workgroup(
 def _read(path: str) -> tuple[dict[str, Any], LineIndex]:
     try:
         with open(path, "rb") as file:
-            text = file.read().decode()
+            text = file.read().decode("utf-8-sig")  # some editors begin a file with a byte order mark
         return tomllib.loads(text), LineIndex(text)
     except FileNotFoundError:
         raise WorkgroupError([f"{path}: no such file"]) from None
@@ -246,9 +258,21 @@ def _budget(table: Table) -> BudgetOptions:
     return options
 
 
-def _workers(
-    top: Table, actors: str | None, preload: str, known: Collection[str] | None
-) -> tuple[WorkerEntry, ...]:
+def _credentials(table: Table, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Take the keys as the settings they are short for; those check their values."""
+    found: dict[str, Any] = {}
+    for key, value in table.rest():
+        name = f"pg_credential_{key}"
+        if key not in CREDENTIAL_KEYS:
+            table.problem(key, f"unknown key{nearest(key, CREDENTIAL_KEYS)}")
+        elif name in defaults:
+            table.problem(key, f"is set as {name} in [defaults] too; set it in one of them")
+        else:
+            found[name] = value
+    return found
+
+
+def _workers(top: Table, actors: str | None, preload: str, known: Collection[str] | None) -> tuple[WorkerEntry, ...]:
     entries: list[WorkerEntry] = []
     for position, table in enumerate(top.tables("workers")):
         entry = _worker(table, position, actors, preload, known)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from taskqd.domain.errors import ConfigError
+from taskqd.health import probe as probe_module
 from taskqd.health.server import MAX_PATH_BYTES, HealthServer, Report
 
 
@@ -181,6 +182,24 @@ async def test_the_probe_does_not_guess_between_two_groups(tmp_path: Path) -> No
         code, output = await probe("live", RUNTIME_DIRECTORY=str(tmp_path))
     assert code == 1
     assert "2 groups" in output
+
+
+async def test_the_probe_passes_over_a_directory_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listdir = os.listdir
+
+    def refuse(path: str) -> list[str]:
+        if path == "/run/taskqd":
+            raise PermissionError(13, "Permission denied", path)
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    monkeypatch.setattr(probe_module, "runtime_directories", lambda: ["/run/taskqd", str(tmp_path)])
+    monkeypatch.delenv("TASKQD_SOCKET", raising=False)
+    async with serving(tmp_path / "g.sock"):
+        assert await asyncio.to_thread(probe_module.main, ["live"]) == 0
+    assert capsys.readouterr().out == "live: ok\n"
 
 
 async def test_the_probe_gives_up_on_a_process_that_does_not_answer(tmp_path: Path) -> None:

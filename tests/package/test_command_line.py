@@ -152,3 +152,48 @@ def test_an_unexpected_error_shows_its_traceback_and_ends_with_70(
 def test_an_interrupt_ends_with_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert _fails_with(KeyboardInterrupt(), monkeypatch) == 1
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_closed_standard_streams_are_no_obstacle(closed: tuple[int, ...], tmp_path: Path) -> None:
+    closing = "; ".join(f"os.close({number})" for number in closed)
+    show = "os.stat(0).st_rdev, os.stat(1).st_rdev, os.stat(2).st_rdev"
+    # A new interpreter, which finds them closed; its child is what a supervisor would start.
+    code = (
+        "import subprocess, sys; from taskqd.cli import main as m; "
+        f"m._dispatch = lambda argv: subprocess.call([sys.executable, '-c', 'import os; {show}; print(1)']); "
+        "sys.exit(m.main([]))"
+    )
+    starting = f"import os, sys; {closing}; os.execv(sys.executable, [sys.executable, '-c', {code!r}])"
+    done = subprocess.run(
+        [sys.executable, "-c", starting],
+        cwd=tmp_path,
+        env=child_environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == ("" if 1 in closed else "1\n")
+
+
+@pytest.mark.parametrize("command", [["run", "group.toml"], ["worker", "--actors", "a:b"], ["migrate", "status"]])
+def test_a_working_directory_that_is_gone_is_one_message(command: Sequence[str], tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    code = "import os, sys; os.rmdir(os.getcwd()); from taskqd.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, *command],
+        cwd=gone,
+        env=child_environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 78
+    message = "error: the working directory cannot be used (No such file or directory): start in one that exists\n"
+    assert done.stderr == message

@@ -149,8 +149,10 @@ def test_threads_that_a_module_starts_do_not_hold_the_check_up(start: Start, wri
 
 def test_actors_are_found_in_app_dir(start: Start, write: Callable[..., None], short_dir: Path) -> None:
     write('app_dir = "src"\n' + GROUP.replace("group_actors", "elsewhere"))
-    assert "no module named 'elsewhere'" in refused(start("check", "group.toml"), 78)
+    message = refused(start("check", "group.toml"), 78)
+    assert message == f"group.toml:1:app_dir: 'src': '{short_dir / 'src'}' is not a directory"
     (short_dir / "src").mkdir()
+    assert "no module named 'elsewhere'" in refused(start("check", "group.toml"), 78)
     (short_dir / "src" / "elsewhere.py").write_text(ACTORS)
     assert start("check", "group.toml").wait() == 0
 

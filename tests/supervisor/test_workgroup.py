@@ -169,3 +169,11 @@ _tables = st.dictionaries(_keys, _values | st.lists(_values, max_size=2), max_si
 def test_no_document_breaks_the_parser(document: dict[str, Any]) -> None:
     _, wrong = parse_workgroup(document, "group.toml", KNOWN)
     assert all(line.startswith("group.toml:") for line in wrong)
+
+
+def test_a_file_may_begin_with_a_byte_order_mark_and_end_its_lines_with_cr_lf(tmp_path: Path) -> None:
+    path = tmp_path / "group.toml"
+    text = 'actors = "a:b"\r\n[[workers]]\r\nname = "io"\r\nreplica = 2\r\n'
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    _, wrong = load_workgroup(str(path), KNOWN)
+    assert wrong == [f"{path}:4:workers.io.replica: unknown key (did you mean 'replicas'?)"]

@@ -118,6 +118,14 @@ async def snooze(payload: Work, ctx: JobContext[Work]) -> int:
     return ctx.attempt
 
 
+@actor(name="naps", retry=MANY)
+async def naps(payload: Work, ctx: JobContext[Work]) -> None:
+    """Put itself off twice for ``seconds``, however often it is interrupted."""
+    note("start", ctx, payload.key)
+    if ctx.fence_token <= 4:
+        raise Snooze(payload.seconds)
+
+
 @actor(name="retry_after", retry=RetryPolicy(max_attempts=2, base=timedelta(hours=1)))
 async def retry_after(payload: Work, ctx: JobContext[Work]) -> int:
     """Ask for a retry in ``seconds`` in the first ``times`` executions, spending an attempt each time."""
@@ -308,6 +316,7 @@ actors = [
     backs_off,
     refuses,
     snooze,
+    naps,
     retry_after,
     retry_after_free,
     slow,

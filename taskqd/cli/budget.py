@@ -1,14 +1,15 @@
-"""``taskqd budget FILE``: the database connections of a workgroup."""
+"""``taskqd budget FILE``: the database connections of a workgroup, and the time of its stop."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import click
 
+from taskqd.cli.columns import columns
+from taskqd.cli.stop_report import stop_table
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.supervisor.consult import consult_alone
 
@@ -25,14 +26,18 @@ _CODES = {"never fits": ExitCode.REFUSED, "crowded": ExitCode.TRY_AGAIN}
     metavar="N",
     help="Compare with a server of this max_connections; needs --offline.",
 )
-def command(file: str, as_json: bool, offline: bool, max_connections: int | None) -> int:
+@click.option("--time", "with_time", is_flag=True, help="Print the worst case of a stop instead; imports the actors.")
+def command(file: str, as_json: bool, offline: bool, max_connections: int | None, with_time: bool) -> int:
     """Print the connections that a workgroup may hold at once, and whether the server grants them.
 
-    Asks the server when it is reachable. Exits 78 when the workgroup can never fit, 75 when only the sessions
+    Asks the server when it is reachable. With --time it prints how long a stop may take, process by process, and the
+    actors that it interrupts, and asks no server. Exits 78 when the workgroup can never fit, 75 when only the sessions
     of others keep it from fitting, else 0.
     """
     if max_connections is not None and not offline:
         raise click.UsageError("--max-connections needs --offline: a server that is asked says it itself")
+    if with_time:
+        return _print_time(file, as_json)
     arguments = [file, "--for", "budget"]
     if offline:
         arguments.append("--offline")
@@ -43,6 +48,15 @@ def command(file: str, as_json: bool, offline: bool, max_connections: int | None
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
     return _CODES.get(plan.budget["verdict"], ExitCode.DONE)
+
+
+def _print_time(file: str, as_json: bool) -> int:
+    plan, warnings = asyncio.run(consult_alone([file, "--for", "budget", "--offline", "--time"]))
+    shown = {key: plan.report[key] for key in ("stop", "interrupted")}
+    click.echo(json.dumps(shown, indent=2) if as_json else stop_table(shown))
+    for warning in warnings:
+        click.echo(f"warning: {warning}", err=True)
+    return ExitCode.DONE
 
 
 def as_table(budget: dict[str, Any], *, asked: bool) -> str:
@@ -66,7 +80,7 @@ def as_table(budget: dict[str, Any], *, asked: bool) -> str:
         notes.append("pooled connections end at the pooler and are not counted as required of the server")
     if budget["pgbouncer_recommended"]:
         notes.append("above 80 connections a pooler such as PgBouncer is recommended for the pooled ones")
-    return "\n".join([_columns(rows), "", *notes])
+    return "\n".join([columns(rows), "", *notes])
 
 
 def _server(budget: dict[str, Any], asked: bool) -> list[str]:
@@ -83,12 +97,3 @@ def _server(budget: dict[str, Any], asked: bool) -> list[str]:
 
 def _row(name: str, processes: int | str, direct: int, pooled: int) -> tuple[str, ...]:
     return name, str(processes), str(direct), str(pooled), str(direct + pooled)
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for first, *others in rows:
-        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
-    return "\n".join(lines)

@@ -76,6 +76,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--release", default="", metavar="ID,ID", help="the workers that are dead")
     parser.add_argument("--offline", action="store_true")
     parser.add_argument("--max-connections", type=int)
+    parser.add_argument("--time", action="store_true", help="with budget: the time of a stop too, and who exceeds it")
+    parser.add_argument("--show", action="store_true", help="with check: every effective value")
     return parser.parse_args(argv)
 
 
@@ -91,8 +93,9 @@ def _answer(options: argparse.Namespace, link: _Link) -> dict[str, object]:
     found = resolve(options.file)
     for warning in found.warnings:
         link.warn(warning)
-    if options.purpose in ("run", "check"):
+    if options.purpose in ("run", "check") or options.time:
         _load_actors(found.actors, found.workgroup.app_dir, link)
+    report = _report(found, options.show) if options.purpose == "check" or options.time else {}
 
     limits = None
     if options.max_connections is not None:
@@ -116,7 +119,7 @@ def _answer(options: argparse.Namespace, link: _Link) -> dict[str, object]:
         "enforce": "enforce" if found.workgroup.budget.enforce else "warn",
         **describe_fleet(found.fleet, limits, verdict),
     }
-    return {"plan": replace(found.plan, budget=budget).to_json()}
+    return {"plan": replace(found.plan, budget=budget, report=report).to_json()}
 
 
 def _load_actors(references: Sequence[str], app_dir: str | None, link: _Link) -> None:
@@ -134,6 +137,33 @@ def _load_actors(references: Sequence[str], app_dir: str | None, link: _Link) ->
             if error.__cause__ is not None:
                 traceback.print_exception(error.__cause__)
             raise
+
+
+def _report(found: Resolution, show: bool) -> dict[str, object]:
+    """Return what the actors and the settings of a group come to. The actors are imported already."""
+    from taskqd.actors.registry import load_registry
+    from taskqd.supervisor.effective import show_values
+    from taskqd.supervisor.stop_time import describe_stop
+    from taskqd.supervisor.survey import Crew, find_interrupted, find_unserved
+
+    graces = {child.name: child.graces for child in found.plan.children}
+    crews = [
+        Crew(
+            name=worker.name,
+            actors=load_registry(worker.actors),
+            queues=found.resolved[worker.name].settings.queues,
+            drain=graces[worker.name].cancellation,
+            default_start_to_close=found.resolved[worker.name].settings.default_start_to_close,
+        )
+        for worker in found.workgroup.workers
+    ]
+    return {
+        "stop": describe_stop(found.plan.grace, found.plan.children),
+        "interrupted": find_interrupted(crews),
+        "unserved": find_unserved(crews),
+        "health_address": found.workgroup.supervisor.health_address,
+        "values": show_values(found.workgroup, found.plan, found.resolved) if show else [],
+    }
 
 
 async def _check_database(settings: Settings, group: str, link: _Link) -> Limits:
@@ -254,6 +284,7 @@ if TYPE_CHECKING:
 
     from taskqd.settings import Settings
     from taskqd.supervisor.fleet import Limits
+    from taskqd.supervisor.resolve import Resolution
 
 
 if __name__ == "__main__":

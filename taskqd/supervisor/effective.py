@@ -1,0 +1,96 @@
+"""Every effective value of a workgroup with its source and its unit: what ``taskqd check --show`` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from taskqd.settings import SETTING_NAMES, describe
+from taskqd.settings.model import ALIASES
+from taskqd.settings.resolve import DEFAULT, DEFAULTS, WORKER, Resolved
+from taskqd.supervisor.plan import ChildSpec, Plan
+from taskqd.supervisor.workgroup import BudgetOptions, SupervisorOptions, Workgroup
+
+SUPERVISOR = "the supervisor"
+MASKED = "***"
+
+_GIVEN = {
+    "workgroup_instance": "a new id for each run",
+    "health_socket_path": "a socket of its own in the runtime directory",
+    "metrics_host": None,
+    "metrics_port": None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One effective value: ``part`` is ``supervisor``, ``budget``, or the name of a kind of process."""
+
+    part: str
+    name: str
+    value: Any
+    unit: str | None
+    source: str
+
+
+def show_values(workgroup: Workgroup, plan: Plan, resolved: Mapping[str, Resolved]) -> list[dict[str, Any]]:
+    """Return every value as JSON values; a secret is masked, and only told whether it is set."""
+    decided = {
+        "termination_grace_period": plan.grace,
+        "boot_timeout": plan.timing.boot_timeout,
+        "max_booting": plan.max_booting,
+    }
+    found = [
+        *_options("supervisor", workgroup.supervisor, workgroup, decided),
+        *_options("budget", workgroup.budget, workgroup, {}),
+    ]
+    for child in plan.children:
+        found.extend(_settings(child, workgroup, plan, resolved))
+    return [asdict(value) for value in found]
+
+
+def _options(
+    part: str, options: SupervisorOptions | BudgetOptions, workgroup: Workgroup, decided: Mapping[str, Any]
+) -> Iterator[Value]:
+    for option in fields(options):
+        value = decided.get(option.name, getattr(options, option.name))
+        unit = "seconds" if isinstance(value, float) else None
+        source = workgroup.written(f"{part}.{option.name}")
+        yield Value(part, option.name, _plain(value), unit, source or DEFAULT)
+
+
+def _settings(child: ChildSpec, workgroup: Workgroup, plan: Plan, resolved: Mapping[str, Resolved]) -> Iterator[Value]:
+    decided = {
+        "termination_grace_period": plan.grace,
+        "cancellation_grace_period": child.graces.cancellation,
+        "cleanup_grace_period": child.graces.cleanup,
+    }
+    given = {**_GIVEN, "worker_label": f"{child.name}.<index>", "worker_group": plan.group}
+    for name in SETTING_NAMES:
+        about = describe(name)
+        value = getattr(resolved[child.name].settings, name)
+        source = _source(name, child, workgroup, resolved[child.name])
+        if name in given:
+            value, source = given[name], SUPERVISOR
+        elif name == "termination_grace_period":
+            value, source = plan.grace, workgroup.written(f"supervisor.{name}") or resolved[""].sources[name]
+        elif name in decided and decided[name] != value:
+            value, source = decided[name], f"{SUPERVISOR}: scaled to termination_grace_period"
+        if about.secret:
+            value = None if value is None else MASKED
+        yield Value(child.name, name, _plain(value), about.unit, source)
+
+
+def _source(name: str, child: ChildSpec, workgroup: Workgroup, resolved: Resolved) -> str:
+    source = resolved.sources[name]
+    part = {WORKER: child.name if child.role == "scheduler" else f"workers.{child.name}", DEFAULTS: "defaults"}
+    if source not in part:
+        return source
+    names = [name, *(alias for alias, real in ALIASES.items() if real == name)]
+    written = (workgroup.written(f"{part[source]}.{each}") for each in names)
+    return next((place for place in written if place), source)
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, bool | int | float | str | list | tuple) else str(value)

@@ -94,7 +94,7 @@ class Monitor:
         self._children = self.roster.all
         self.on_stop: Callable[[str], None] = _nobody_to_tell
         """Told why the group is asked to stop, before anything is stopped."""
-        self._watch = Watch(lambda: self._plan, lambda: self._children, self._apply, journal)
+        self.watch = Watch(lambda: self._plan, lambda: self._children, self._apply, journal)
         self._came_up: set[str] = set()
         self._wake = asyncio.Event()
         preload.on_change = self._wake.set
@@ -109,7 +109,7 @@ class Monitor:
         self._board.others = self.roster.others
         self._releaser.children = self._children
         self._board.unknown_reaped = lambda: self._reaper.unknown
-        self._board.tally, self._board.grace = self._watch.tally, self._plan.grace
+        self._board.tally, self._board.grace = self.watch.tally, self._plan.grace
         self._board.phase = "running"
         self._journal.tell("workgroup.start", children=len(self._children), grace_s=self._plan.grace)
         for child in self._children:
@@ -122,7 +122,7 @@ class Monitor:
             last = now
             self._stop_if_hopeless()
             self._take_stop_requests(now)
-            self._watch.round(now)
+            self.watch.round(now)
             for child in self._children:
                 if child.slot.deadline is not None and child.slot.deadline <= now:
                     self._apply(child, Due())
@@ -282,7 +282,7 @@ class Monitor:
     async def _take_over(self, child: Child, new: NewProcess) -> None:
         watch = self._reaper.watch_adopted if isinstance(new.process, Forked) else self._reaper.watch
         watch(new.process.pid, lambda code: self._exited(child, code))
-        self._reaper.watch_stops(new.process.pid, lambda stopped: self._watch.stopped(child, stopped))
+        self._reaper.watch_stops(new.process.pid, lambda stopped: self.watch.stopped(child, stopped))
         self._apply(child, Spawned(new.process.pid))
         self._preload.release(child, new)
         await child.adopt(new)
@@ -348,7 +348,7 @@ class Monitor:
 
     def _perform(self, child: Child, effect: Effect) -> None:
         if isinstance(effect, Tell):
-            self._watch.told(child, effect)
+            self.watch.told(child, effect)
         match effect:
             case Send(number):
                 child.send_signal(number)
@@ -367,7 +367,7 @@ class Monitor:
         child.bury(code)
         self._releaser.ended(child, code)
         came_up = child.spec.name in self._came_up
-        oom = self._watch.died_of_memory(child, code)
+        oom = self.watch.died_of_memory(child, code)
         self._apply(child, Exited(code, came_up, child.said_goodbye, _jitter(), oom))
         if (rival := self.roster.rival(child)) is not None:
             self._settle_socket(rival)

@@ -12,6 +12,7 @@ from taskqd.health.server import check_socket_path
 from taskqd.supervisor.changes import Changes, Order, diff, needs_restart, order, rescale, same_process
 from taskqd.supervisor.child import Child
 from taskqd.supervisor.consult import consult
+from taskqd.supervisor.exits import Exit, ExitClass
 from taskqd.supervisor.journal import Journal
 from taskqd.supervisor.line import Change, RefusedError
 from taskqd.supervisor.monitor import Monitor
@@ -66,6 +67,22 @@ class Reloader:
         for child in sorted(targets, key=lambda child: pace.rolls.index(child.spec.name)):
             await roll.replace(child, specs[child.spec.name], surge=self._surges(child, pace))
         change.end(ExitCode.DONE, f"restarted: {', '.join(child.name for child in targets)}")
+
+    def has_room_for_two(self, child: Child) -> bool:
+        """True when a successor of this process may start before it ends."""
+        plan = self._monitor.plan
+        return self._surges(child, order(plan, plan, Changes((), (child.spec.name,), {}, (), ())))
+
+    async def recycle(self, change: Change, child: Child, why: str) -> None:
+        """Put a fresh process beside one that has done enough, then let that one go."""
+        spec = next(spec for spec in self._monitor.plan.children if spec.name == child.spec.name)
+        await Roll(self._monitor, change, self._monitor.plan.settle_after).replace(child, spec, surge=True)
+        end = Exit(int(ExitCode.DONE), ExitClass.RECYCLE, f"recycled: {why}")
+        old = child.slot
+        for new in self._monitor.roster.named(spec.name):
+            if new.index == child.index:
+                new.slot = replace(new.slot, restarts=old.restarts, recycled=old.recycled + 1, last_exit=end)
+        change.end(ExitCode.DONE, f"{child.name} is recycled: {why}")
 
     async def scale(self, change: Change, name: str, replicas: int) -> None:
         """Run another number of processes of a name, until the next reload."""

@@ -55,6 +55,8 @@ class Verbs:
         self._monitor, self._reloader = monitor, Reloader(monitor, self._around)
         board.change = lambda: self._line.current
         monitor.on_stop = lambda _reason: self._line.close("the group is stopping")
+        monitor.watch.in_change = lambda: bool(self._line.current)
+        monitor.watch.succeed = self._succeed
         if self._hung_up_early:
             self.hang_up()
 
@@ -67,6 +69,21 @@ class Verbs:
             self._reload({})
         except RefusedError as error:
             self._around.journal.tell("sighup-refused", "warning", why=str(error))
+
+    def _succeed(self, child: Child, why: str) -> bool:
+        """Replace a process by a fresh one that starts first; False when there is no room for both."""
+        _, reloader = self._running()
+        if not reloader.has_room_for_two(child):
+            return False
+
+        async def recycle(change: Change) -> None:
+            await reloader.recycle(change, child, why)
+
+        try:
+            self._line.add("recycle", recycle)
+        except RefusedError:
+            return False
+        return True
 
     async def close(self, timeout: float) -> None:
         """Wait for what was broken off by the stop of the group."""

@@ -31,6 +31,9 @@ from taskqd.supervisor.verdict import (
 _STANDSTILL = 1.5
 """Seconds between two rounds after which the supervisor itself stood still, and nobody else is blamed."""
 
+_TRY_AGAIN = 60.0
+"""Seconds until the next attempt to replace a process whose successor did not come up."""
+
 _REPLACED = frozenset({State.READY, State.FATAL, State.DOWN, State.RETIRED, State.LOST})
 """The states in which a process that was replaced keeps nobody else waiting."""
 
@@ -43,6 +46,7 @@ class _Note:
     sampled_at: float | None = None
     stalled_at: float | None = None
     pardoned: bool = False
+    replace_at: float = 0.0
     factor: float = field(default_factory=lambda: random.uniform(1 - JITTER, 1 + JITTER))
 
 
@@ -67,6 +71,10 @@ class Watch:
         self._oom_checked = 0.0
         self.tally = Tally()
         """What was counted since the start."""
+        self.in_change: Callable[[], bool] = bool
+        """True while somebody else starts and ends processes."""
+        self.succeed: Callable[[Child, str], bool] = _no_room
+        """Starts a successor of a process before that one ends, and says whether there is room for both."""
 
     def round(self, now: float) -> None:
         """Look at everything. Call it before deadlines are applied, so that whoever is killed has his verdict."""
@@ -168,6 +176,9 @@ class Watch:
                 child.private_bytes = private_bytes(child.slot.pid)
 
     def _replace_one(self, children: Sequence[Child], now: float) -> None:
+        """Replace one process that has done enough, when no other is being replaced."""
+        if self.in_change():
+            return
         leaving = self._leaving
         if leaving is not None:
             back = leaving.slot.state in _REPLACED or leaving.slot.degraded
@@ -177,14 +188,24 @@ class Watch:
         for child in children:
             why = self._why_replace(child, now)
             if why:
-                self._leaving = child
-                child.deadlines = deadlines(now, self._plan().grace, child.spec.graces)
-                self._apply(child, Recycle(child.deadlines.kill, why))
+                self._replace(child, why, now)
                 return
+
+    def _replace(self, child: Child, why: str, now: float) -> None:
+        """Let a successor start first where there is room for both; else the process ends, and is followed."""
+        if self.succeed(child, why):
+            self._note(child).replace_at = now + _TRY_AGAIN
+            told = Tell("recycle", fields={"pid": child.slot.pid, "why": why, "successor": "first"})
+            self.told(child, told)
+            self._journal.tell("recycle", child=child.name, **told.fields)
+            return
+        self._leaving = child
+        child.deadlines = deadlines(now, self._plan().grace, child.spec.graces)
+        self._apply(child, Recycle(child.deadlines.kill, why))
 
     def _why_replace(self, child: Child, now: float) -> str:
         slot, note = child.slot, self._note(child)
-        if slot.state is not State.READY or slot.ready_at is None:
+        if slot.state is not State.READY or slot.ready_at is None or slot.trial or now < note.replace_at:
             return ""
         if is_wedged(note.claiming, child.beat, now):
             child.verdict = Verdict.WEDGED
@@ -198,3 +219,7 @@ class Watch:
 
     def _note(self, child: Child) -> _Note:
         return self._notes.setdefault(child.slot.pid or 0, _Note())
+
+
+def _no_room(_child: Child, _why: str) -> bool:
+    return False

@@ -131,6 +131,7 @@ WEDGED_FILE = """\
 actors = "group_actors:registry"
 [supervisor]
 runtime_dir = "run"
+settle_after = 0
 [scheduler]
 enabled = false
 [defaults]
@@ -162,11 +163,11 @@ def test_a_real_worker_that_beats_but_looks_for_no_work_is_drained_and_replaced(
         lines = [line for line in wedged_group.stderr.splitlines() if line.startswith("{")]
         return [event for event in map(json.loads, lines) if event["event"] == name]
 
-    wait_until(lambda: len(events("ready")) == 2, 60, "its successor is ready")
+    wait_until(lambda: events("recycle-done"), 60, "its successor is ready and it has gone")
     (recycle,) = events("recycle")
     assert str(recycle["why"]).startswith("wedged: ")
     (end,) = events("child-exit")
-    assert (end["class"], end["code"]) == ("recycle", 0)
+    assert (end["why"], end["code"]) == ("stopped", 0)
     assert events("kill") == []
     wedged_group.process.terminate()
     assert wedged_group.wait() == 0, wedged_group.stderr

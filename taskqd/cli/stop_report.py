@@ -17,8 +17,8 @@ def stop_table(report: dict[str, Any]) -> str:
         rows.append((process["name"], str(process["replicas"]), *times))
     grace, worst = stop["platform_grace"], stop["worst_case"]
     lines = [
-        f"stop: {worst:g} s at worst, of the {grace:g} s that the platform grants ({stop['slack']:g} s are left to "
-        f"the platform, {stop['reserve']:g} s kept by the supervisor)",
+        f"stop: {worst:g} s at worst, of the {grace:g} s that the platform grants: {stop['for_processes']:g} s for "
+        f"the processes, {stop['reserve']:g} s for the supervisor after them",
         *interrupted_lines(report),
     ]
     return "\n".join([columns(rows), "", *lines])

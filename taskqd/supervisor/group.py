@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -24,14 +25,12 @@ from taskqd.supervisor.reload import Surroundings
 from taskqd.supervisor.runtime import GroupFiles, choose_directory
 from taskqd.supervisor.sdnotify import Notifier
 from taskqd.supervisor.spawn import base_environment, child_command
+from taskqd.supervisor.stopping import CLOSING
 from taskqd.supervisor.verbs import Verbs
 from taskqd.supervisor.workgroup import SCHEDULER, Workgroup, WorkgroupError, load_workgroup
 
 PUBLIC_PATHS = ("/startup", "/live", "/ready", "/metrics")
 """What ``health_address`` serves: nothing that changes the group, and nothing that names its processes' errors."""
-
-_BREAK_OFF_TIME = 2.0
-"""Seconds at the end for what a change that was broken off has to put away."""
 
 _RELEASE_TIME = 1.5
 """Seconds at the end for the jobs of workers that had to be killed."""
@@ -111,9 +110,10 @@ async def run_group(
                 stop_signals.listener = monitor.stop
                 return await monitor.run()
             finally:
-                await verbs.close(_BREAK_OFF_TIME)
-                await preload.stop()
-                await releaser.finish(_RELEASE_TIME)
+                # At the same time and bounded as a whole: little is left of what the platform granted.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(CLOSING):
+                        await asyncio.gather(verbs.close(CLOSING), preload.stop(), releaser.finish(_RELEASE_TIME))
                 await server.stop()
         finally:
             files.release()

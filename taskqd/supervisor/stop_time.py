@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from taskqd.supervisor.plan import ChildSpec
-from taskqd.supervisor.stopping import RESERVE, SLACK, TAIL, deadlines, last_moment
+from taskqd.supervisor.stopping import CLOSING, TAIL, child_time, deadlines, last_moment
 
 
 def describe_stop(grace: float, children: Sequence[ChildSpec]) -> dict[str, Any]:
@@ -14,14 +14,16 @@ def describe_stop(grace: float, children: Sequence[ChildSpec]) -> dict[str, Any]
 
     Each process is asked at the same moment, so that the group takes as long as its slowest process and not their
     sum. ``ends_by`` is when a process is gone whose jobs end when they are cancelled; ``killed_at`` is when one is
-    killed that is not. ``worst_case`` is when the supervisor itself is gone, whatever its processes do.
+    killed that is not. ``reserve`` is what the supervisor takes after them: to kill, to reap, to close. ``worst_case``
+    is when it is gone itself, whatever its processes do.
     """
+    worst = last_moment(0.0, grace) + CLOSING
     return {
         "platform_grace": grace,
-        "slack": SLACK,
-        "reserve": RESERVE,
-        "worst_case": last_moment(0.0, grace),
-        "left_of_grace": grace - last_moment(0.0, grace),
+        "for_processes": child_time(grace),
+        "reserve": worst - child_time(grace),
+        "worst_case": worst,
+        "left_of_grace": grace - worst,
         "processes": [_process(grace, child) for child in children],
     }
 

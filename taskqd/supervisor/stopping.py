@@ -13,6 +13,9 @@ RESERVE = 2.0
 LEAST_GRACE = 10.0
 """The shortest platform grace, in seconds, that leaves a child any time."""
 
+CLOSING = 2.0
+"""Seconds that the supervisor takes at most, its processes gone, for changes broken off and jobs to be released."""
+
 TAIL = 3.0
 """Seconds that a child needs after its last job is released: closing what is open."""
 

@@ -82,7 +82,7 @@ def test_queues_that_nobody_serves_and_actors_that_a_stop_interrupts(check: Call
     text = check().stdout
     assert "interrupted by a stop: long on io may run 7200 s, a stop waits 20 s" in text
     assert "no start_to_close, interrupted if still running: endless (io)" in text
-    assert "stops within 85 s (81 at worst)" in text
+    assert "stops within 85 s (83 at worst)" in text
 
 
 def test_every_effective_value_with_its_unit_and_source(check: Callable[..., Command], short_dir: Path) -> None:

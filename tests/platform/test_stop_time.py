@@ -53,7 +53,7 @@ def test_the_default_model(start: Callable[..., Command], short_dir: Path) -> No
     assert command.wait(60) == 0
     found = json.loads(command.stdout)
     stop = found["stop"]
-    assert (stop["platform_grace"], stop["worst_case"]) == (85, 81)
+    assert (stop["platform_grace"], stop["worst_case"]) == (85, 83)
     assert stop["processes"][1] == {
         "name": "io",
         "replicas": 2,
@@ -66,7 +66,7 @@ def test_the_default_model(start: Callable[..., Command], short_dir: Path) -> No
     assert "stubborn" in {each["actor"] for each in found["interrupted"]}
     table = start("budget", "group.toml", "--time")
     assert table.wait(60) == 0
-    assert "stop: 81 s at worst, of the 85 s that the platform grants" in table.stdout
+    assert "stop: 83 s at worst, of the 85 s that the platform grants" in table.stdout
     assert "io                2     30      10     40       43      80.25" in table.stdout
 
 

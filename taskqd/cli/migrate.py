@@ -13,6 +13,7 @@ import click
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.settings import load_settings
 from taskqd.storage.connect import SESSION_LOST, close, connect_with_retry, explain
+from taskqd.storage.credentials import login_of
 from taskqd.storage.migrate import CODE_LEVEL, MIN_SCHEMA, Applied, Status, migrate_status, migrate_up
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ async def _connection(settings: Settings) -> AsyncIterator[asyncpg.Connection]:
         schema=settings.schema_name,
         boot_timeout=settings.database_boot_timeout,
         on_retry=_report_first(),
+        login=login_of(settings),
     )
     try:
         yield conn

@@ -51,6 +51,10 @@ Release = Callable[[list[UUID]], Awaitable[int]]
 """Settles what these dead workers held and returns how many rows it took back."""
 
 
+Reload = Callable[[], Awaitable[list[dict[str, Any]]]]
+"""Puts every session on the present credential and returns how that went for each pool and connection."""
+
+
 class ControlLink:
     """Pushes a beat each second from the event loop, so that a blocked loop is a missing beat.
 
@@ -66,6 +70,7 @@ class ControlLink:
         self._on_drain: Callable[[Drain], None] | None = None
         self._on_quiet: Callable[[bool], None] = _no_quiet
         self._on_release: Release | None = None
+        self._on_reload: Reload | None = None
         self._answering: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._expected = 0.0
@@ -96,22 +101,23 @@ class ControlLink:
         on_quiet: Callable[[bool], None] = _no_quiet,
         *,
         on_release: Release | None = None,
+        on_reload: Reload | None = None,
     ) -> None:
         """Say hello and begin to beat.
 
         ``beat`` returns the fields of one beat and is called on the loop each second: it must be quick.
         ``on_drain`` may be called again with earlier times. ``on_quiet(True)`` asks to claim nothing more for
-        now. ``on_release`` is asked to settle what dead workers held.
+        now. ``on_release`` is asked to settle what dead workers held, ``on_reload`` to renew the
+        credentials.
         """
         self._beat, self._on_drain, self._on_quiet = beat, on_drain, on_quiet
-        self._on_release = on_release
+        self._on_release, self._on_reload = on_release, on_reload
         loop = asyncio.get_running_loop()
         self._socket.setblocking(False)
         await loop.create_unix_connection(lambda: self._lines, sock=self._socket)
         canary = self._canary is not None
-        self._lines.send(
-            {"op": "hello", "v": PROTOCOL_VERSION, "pid": os.getpid(), "canary": canary, **self._identity}
-        )
+        says = {"pid": os.getpid(), "canary": canary, "reloads": on_reload is not None}
+        self._lines.send({"op": "hello", "v": PROTOCOL_VERSION, **says, **self._identity})
         if self._canary is not None:
             self._canary.start()
         self._expected = time.monotonic()
@@ -177,6 +183,8 @@ class ControlLink:
             case "release" if self._on_release is not None:
                 workers = [UUID(text) for text in message["worker_ids"]]
                 self._answer("released", message["id"], self._release(self._on_release(workers)))
+            case "reload" if self._on_reload is not None and message.get("what") == "credentials":
+                self._answer("reloaded", message["id"], self._reload(self._on_reload()))
             case _:
                 pass  # a newer supervisor may say more than this version knows
 
@@ -197,6 +205,10 @@ class ControlLink:
     @staticmethod
     async def _release(work: Awaitable[int]) -> Message:
         return {"taken": await work}
+
+    @staticmethod
+    async def _reload(work: Awaitable[list[dict[str, Any]]]) -> Message:
+        return {"results": await work}
 
     def _lost(self, _reason: str) -> None:
         os._exit(_ORPHANED)

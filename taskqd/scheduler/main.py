@@ -25,8 +25,11 @@ from taskqd.scheduler.maintenance import Maintenance, MaintenanceLoops
 from taskqd.settings import Settings
 from taskqd.storage.boot import boot_connection
 from taskqd.storage.connect import create_pool
+from taskqd.storage.credentials import login_of
 from taskqd.storage.release import release_workers
+from taskqd.storage.rotation import Rotation, told
 from taskqd.storage.statements import load
+from taskqd.storage.swap import SwapPool
 
 POOL_SIZE = 2
 STATEMENT_TIMEOUT = 10.0
@@ -65,6 +68,7 @@ class Scheduler:
         self._signals = 0
         self._link = ControlLink.from_environ()
         self._pool: Any = None
+        self._credentials: Rotation | None = None
         self._health: HealthServer | None = None
         self._beaten_at: float | None = None
 
@@ -72,7 +76,9 @@ class Scheduler:
         """Maintain the schema until asked to stop."""
         self._install_signals()
         if self._link is not None:
-            await self._link.start(self._beat_fields, self._on_drain, on_release=self._on_release)
+            await self._link.start(
+                self._beat_fields, self._on_drain, on_release=self._on_release, on_reload=self._on_reload
+            )
         try:
             if not await finished_before(self._open(), self._stopping):
                 return ExitCode.DONE
@@ -95,6 +101,8 @@ class Scheduler:
                 if self._settings.metrics_port is not None:
                     await self._health.listen_on_port(self._settings.metrics_host, self._settings.metrics_port)
             loops.start()
+            assert self._credentials is not None  # noqa: S101 - opened with the pool
+            self._credentials.start()
             beat.start()
             if not self._stopping.is_set():
                 self._phase = "running"
@@ -133,16 +141,29 @@ class Scheduler:
         settings = self._settings
         async with boot_connection(settings, group=self._group, on_retry=self._database_away):
             pass  # only to wait for the database and to look at the schema
-        self._pool = await create_pool(
-            settings.direct_dsn(),
-            role="scheduler",
-            schema=self._schema,
-            group=self._group,
-            min_size=1,
-            max_size=POOL_SIZE,
-            command_timeout=STATEMENT_TIMEOUT,
-            max_inactive=settings.pool_max_inactive_lifetime,
-            pinned=True,
+        login = login_of(settings)
+        credential = None if login is None else await login.current()
+        self._pool = await SwapPool.open(
+            lambda: create_pool(
+                settings.direct_dsn(),
+                role="scheduler",
+                schema=self._schema,
+                group=self._group,
+                min_size=1,
+                max_size=POOL_SIZE,
+                command_timeout=STATEMENT_TIMEOUT,
+                max_inactive=settings.pool_max_inactive_lifetime,
+                pinned=True,
+                login=login,
+            )
+        )
+        self._credentials = Rotation(
+            login,
+            credential,
+            {"scheduler pool": self._pool.swap},
+            interval=settings.pg_credential_refresh_interval,
+            on_renewed=lambda results: told(_log, results),
+            on_failure=self._loop_failed,
         )
         self._core = Maintenance(self._pool, self._schema, statement_timeout=STATEMENT_TIMEOUT)
 
@@ -156,6 +177,8 @@ class Scheduler:
     async def _close(self) -> None:
         if self._health is not None:
             await self._health.stop()
+        if self._credentials is not None:
+            await self._credentials.stop(0.5)
         if self._pool is not None:
             try:
                 async with asyncio.timeout(2.0):
@@ -185,6 +208,11 @@ class Scheduler:
         if self._pool is None:
             raise RuntimeError(f"the scheduler is {self._phase}")
         return await release_workers(self._pool, self._schema, workers, timeout=STATEMENT_TIMEOUT)
+
+    async def _on_reload(self) -> list[dict[str, Any]]:
+        if self._credentials is None:
+            raise RuntimeError(f"the scheduler is {self._phase}")
+        return await self._credentials.renew()
 
     def _database_away(self, why: str, pause: float) -> None:
         _log.warning("database-unavailable", why=why, retry_in=round(pause, 2))

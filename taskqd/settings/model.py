@@ -88,6 +88,21 @@ class Settings(BaseSettings):
         False,
         "The pooled DSN is a transaction pooler: no statement cache anywhere, lost statements are retried.",
     )
+    pg_credential_provider: Annotated[Literal["env", "file", "exec"], v.LowerCase] = _setting(
+        "env",
+        "Where user and password come from: 'env', the DSN; 'file', pg_credential_path; 'exec', pg_credential_command.",
+    )
+    pg_credential_path: v.OptionalPath = _setting(
+        None, "The file that holds the password, or a JSON object with 'password' and maybe 'username'."
+    )
+    pg_credential_command: v.OptionalCommand = _setting(
+        None,
+        "The command, run without a shell, that prints a JSON object: 'password', maybe 'username', 'expires_at'.",
+    )
+    pg_credential_timeout: v.Seconds = _seconds(10.0, 0.1, 30, "How long that command may take.")
+    pg_credential_refresh_interval: v.Seconds = _seconds(
+        30.0, 0, DAY, "Time between two looks at the file, or runs of the command, for a new credential; 0 is never."
+    )
     schema_name: v.SchemaName = _setting("taskq", "The database schema that holds this installation.")
     environment: v.EnvironmentName = _setting(
         None, "Name of the deployment, such as 'production'; selects the .env.{environment} files."
@@ -299,7 +314,7 @@ def _allowed(field: FieldInfo, unit: str | None) -> str:
     elif low is not None and high is not None:
         kind = "a duration" if unit == "seconds" else "a whole number"
         text = f"{kind} from {show(low)} to {show(high)}{f' {unit}' if unit else ''}"
-    elif kinds & {"json", "INFO"}:
+    elif kinds & {"json", "INFO", "env"}:
         text = "one of " + ", ".join(map(str, get_args(field.annotation)))
     elif SecretStr in kinds:
         text = "a Postgres URL"

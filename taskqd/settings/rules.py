@@ -34,7 +34,7 @@ def show(number: float) -> str:
 
 def violations(settings: Settings) -> list[Violation]:
     """Return every rule that ``settings`` breaks."""
-    return [*_lease(settings), *_shutdown(settings), *_watchdog(settings), *_pooler(settings)]
+    return [*_lease(settings), *_shutdown(settings), *_watchdog(settings), *_pooler(settings), *_credentials(settings)]
 
 
 def _lease(s: Settings) -> list[Violation]:
@@ -86,6 +86,17 @@ def _pooler(s: Settings) -> list[Violation]:
         "cannot give; set TASKQ_PG_DSN_DIRECT to the server itself"
     )
     return [_broken(s, "pg_is_pooled", bound, "pg_dsn_direct", "pg_dsn_pooled")]
+
+
+def _credentials(s: Settings) -> list[Violation]:
+    found = []
+    for kind, field in (("file", "pg_credential_path"), ("exec", "pg_credential_command")):
+        given, wanted = getattr(s, field) is not None, s.pg_credential_provider == kind
+        if given and not wanted:
+            found.append(_broken(s, field, f"empty unless the provider is '{kind}'", "pg_credential_provider"))
+        elif wanted and not given:
+            found.append(_broken(s, "pg_credential_provider", f"accompanied by {field}", field))
+    return found
 
 
 def _broken(settings: Settings, field: str, bound: str, *others: str) -> Violation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from typing import Annotated
 from urllib.parse import parse_qsl, urlsplit
@@ -98,6 +99,28 @@ def _check_socket_path(path: str) -> str:
     return path
 
 
+def _check_path(path: str | None) -> str | None:
+    if path is not None and (not os.path.isabs(path) or not path.isprintable()):
+        raise ValueError("must be an absolute path")
+    return path
+
+
+def _split_command(value: object) -> object:
+    value = _empty_is_none(value)
+    if isinstance(value, str):
+        try:
+            return tuple(shlex.split(value))
+        except ValueError:
+            raise ValueError("must be a command whose quotes are closed") from None
+    return value
+
+
+def _check_command(command: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    if command is not None and (not command or not command[0] or any("\0" in word for word in command)):
+        raise ValueError("must be a program and its arguments")
+    return command
+
+
 def _upper(value: object) -> object:
     return value.strip().upper() if isinstance(value, str) else value
 
@@ -118,6 +141,8 @@ EnvironmentName = Annotated[str | None, BeforeValidator(_empty_is_none), AfterVa
 Label = Annotated[str, AfterValidator(_check_label)]
 OptionalLabel = Annotated[str | None, BeforeValidator(_empty_is_none), AfterValidator(_check_label)]
 OptionalUuid = Annotated[UUID | None, BeforeValidator(_empty_is_none)]
+OptionalPath = Annotated[str | None, BeforeValidator(_empty_is_none), AfterValidator(_check_path)]
+OptionalCommand = Annotated[tuple[str, ...] | None, BeforeValidator(_split_command), AfterValidator(_check_command)]
 SocketPath = Annotated[str, AfterValidator(_check_socket_path)]
 UpperCase = BeforeValidator(_upper)
 LowerCase = BeforeValidator(_lower)

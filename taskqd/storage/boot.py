@@ -9,6 +9,7 @@ import asyncpg
 
 from taskqd.settings import Settings
 from taskqd.storage.connect import close, connect_with_retry
+from taskqd.storage.credentials import login_of
 from taskqd.storage.migrate import check_schema
 
 
@@ -28,6 +29,7 @@ async def boot_connection(
         group=group,
         boot_timeout=settings.database_boot_timeout,
         on_retry=on_retry,
+        login=login_of(settings),
     )
     try:
         await check_schema(connection, settings.schema_name)

@@ -15,6 +15,9 @@ from taskqd.storage.dsn import describe_dsn, parse_dsn
 
 __all__ = [
     "CONNECT_ERRORS",
+if TYPE_CHECKING:
+    from taskqd.storage.credentials import Login
+
     "SESSION_LOST",
     "application_name",
     "close",
@@ -74,7 +77,8 @@ async def connect(
     statement_cache_size: int = _STATEMENT_CACHE_SIZE,
     max_cached_statement_lifetime: float = _STATEMENT_LIFETIME,
 ) -> asyncpg.Connection:
-    """Open one direct connection within ``timeout`` seconds.
+    """Open one direct connection within ``timeout`` seconds, as ``login`` says, else as the DSN does.
+    login: Login | None = None,
 
     ``pinned`` switches off, for the session, the planner choices that a hot statement must never be given.
     ``command_timeout`` (seconds, None for none) bounds each command. Raises ``DatabaseAuthError`` when the
@@ -83,7 +87,8 @@ async def connect(
     """
     parse_dsn(dsn)
     try:
-        return await asyncpg.connect(
+        return await _open(
+            login,
             dsn,
             timeout=timeout,
             command_timeout=command_timeout,
@@ -108,10 +113,12 @@ async def connect_with_retry(
     on_retry: Callable[[str, float], None] | None = None,
 ) -> asyncpg.Connection:
     """Like :func:`connect`, but try a database that is down or full again for ``boot_timeout`` seconds.
+    login: Login | None = None,
 
-    The pauses double from 0.1 to 2 s, jittered; ``on_retry(why, pause)`` is called before each. With 0 there
-    is one attempt. Raises ``DatabaseUnavailableError`` at most ``timeout`` after that; an error that another
-    attempt cannot help is raised at once.
+    With a ``login`` one that refuses us is tried again too: a rotation may be half done. The pauses double from 0.1
+    to 2 s, jittered; ``on_retry(why, pause)`` is called before each. With 0 there is one attempt. Raises
+    ``DatabaseUnavailableError`` at most ``timeout`` after that; an error that another attempt cannot help is raised
+    at once.
     """
     started = time.monotonic()
     attempts = 0
@@ -127,7 +134,10 @@ async def connect_with_retry(
                 pinned=pinned,
                 command_timeout=command_timeout,
             )
-        except DatabaseUnavailableError as error:
+        except (DatabaseUnavailableError, DatabaseAuthError) as error:
+            if login is None and isinstance(error, DatabaseAuthError):
+                raise
+                login=login,
             attempts += 1
             waited = time.monotonic() - started
             if waited >= boot_timeout:
@@ -157,12 +167,13 @@ async def create_pool(
     timeout: float = 10.0,
 ) -> asyncpg.Pool:
     """Open a pool of ``min_size`` to ``max_size`` connections; each attempt to connect is bounded by
+    login: Login | None = None,
     ``timeout`` s.
 
     ``is_pooled`` says that a pooler such as PgBouncer stands in between: statements are then not cached, and
     no session setting but the application name is sent, because it would be refused. ``pinned`` has no effect
     behind one; pin there with ``SET LOCAL``. ``max_inactive`` (s) closes idle connections above the minimum;
-    0 never does. Errors are those of :func:`connect`.
+    0 never does. Each connection asks ``login`` anew. Errors are those of :func:`connect`.
     """
     parse_dsn(dsn)
     name = application_name(schema, group, role)
@@ -180,11 +191,27 @@ async def create_pool(
             reset=_keep_session if pinned else None,
         )
     except CONNECT_ERRORS as error:
+            connect=None if login is None else partial(_open, login),
         raise explain(error, dsn) from None
 
 
 async def _keep_session(_conn: object) -> None:
     """Reset nothing on release: our own statements leave no session state, and a reset costs a round trip."""
+async def _open(login: Login | None, dsn: str, **options: Any) -> asyncpg.Connection:
+    """Connect with what ``login`` says, and where that is refused once more with what it says then."""
+    if login is None:
+        return await asyncpg.connect(dsn, **options)
+    async with asyncio.timeout(options["timeout"]):
+        credential = await login.current()
+        try:
+            return await asyncpg.connect(dsn, **{**options, **credential.arguments()})
+        except asyncpg.InvalidAuthorizationSpecificationError:
+            newer = await login.current(fresh=True)
+            if newer == credential:
+                raise
+        return await asyncpg.connect(dsn, **{**options, **newer.arguments()})
+
+
 
 
 async def close(conn: asyncpg.Connection, timeout: float = 5.0) -> None:

@@ -10,6 +10,7 @@ import asyncpg
 
 from taskqd.domain.background import BackgroundLoop, FailureHook
 from taskqd.storage.connect import close, connect
+from taskqd.storage.credentials import Login
 from taskqd.storage.schema_name import wake_channel
 
 
@@ -31,8 +32,11 @@ class WakeListener:
         check_interval: float,
         setup_timeout: float,
         backoff: float,
+        login: Login | None = None,
     ) -> None:
         self._dsn = dsn
+        self._login = login
+        self._in_use = asyncio.Lock()
         self._schema = schema
         self._group = group
         self._channel = wake_channel(schema)
@@ -52,6 +56,15 @@ class WakeListener:
         """True while notifications arrive."""
         return self._connection is not None and not self._connection.is_closed()
 
+    async def renew(self) -> None:
+        """Replace the connection by a new one that listens already. Where that fails the old one stays."""
+        async with asyncio.timeout(self._setup_timeout):
+            new = await self._listen()
+        async with self._in_use:
+            old, self._connection = self._connection, new
+        if old is not None:
+            await close(old, 1.0)
+
     async def stop(self, timeout: float) -> None:
         """Close the connection, at most ``timeout`` seconds."""
         await self.loop.stop(timeout / 2)
@@ -59,18 +72,31 @@ class WakeListener:
 
     async def _step(self) -> None:
         try:
-            async with asyncio.timeout(self._setup_timeout):
+            async with asyncio.timeout(self._setup_timeout), self._in_use:
                 if self._connection is not None and not self._connection.is_closed():
                     await self._connection.fetchval("select 1")
                     return
-                self._connection = await connect(
-                    self._dsn, role="notify", schema=self._schema, group=self._group, timeout=self._setup_timeout
-                )
-                await self._connection.add_listener(self._channel, self._notified)
+                self._connection = await self._listen()
         except BaseException:
             await self._close(1.0)
             raise
         self._on_wake()
+
+    async def _listen(self) -> asyncpg.Connection:
+        connection = await connect(
+            self._dsn,
+            role="notify",
+            schema=self._schema,
+            group=self._group,
+            timeout=self._setup_timeout,
+            login=self._login,
+        )
+        try:
+            await connection.add_listener(self._channel, self._notified)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
 
     def _notified(self, *_: Any) -> None:
         self._on_wake()

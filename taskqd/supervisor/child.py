@@ -55,6 +55,12 @@ class Child:
         self.beat: Message = {}
         """Its last beat."""
         self.beat_at: float | None = None
+        self.reloads = False
+        """It can take a new credential in place."""
+        self.credentials_at: float | None = None
+        """When its sessions were last renewed on request; None: not since its start."""
+        self.credentials_stale: str | None = None
+        """Why some of its sessions could not be renewed when that was last asked."""
         self.left_nothing = False
         """It said goodbye and held no jobs."""
         self.stopped = False
@@ -94,7 +100,7 @@ class Child:
         self.beat, self.beat_at, self._said, self._left = {}, None, "", ""
         self.stopped, self.has_canary, self.verdict, self.private_bytes = False, False, None, None
         self._word, self._unread = 0, ""
-        self.left_nothing = False
+        self.left_nothing, self.reloads, self.credentials_at, self.credentials_stale = False, False, None, None
         self._lines = lines = LineProtocol(self._receive, self._link_lost)
         await asyncio.get_running_loop().create_unix_connection(lambda: lines, sock=new.link)
         if self.quiet:
@@ -245,6 +251,8 @@ class Child:
             "made_by": "fork" if self.forked else "exec",
             "generation": self.generation,
             "quiet": self.quiet,
+            "credentials_age_s": round(now - (self.credentials_at or slot.spawned_at), 1),
+            "credentials_stale": self.credentials_stale,
             "drained": self.drained,
             "restarts": slot.restarts,
             "degraded": slot.degraded,
@@ -271,7 +279,7 @@ class Child:
             case "bye":
                 self._said = str(message.get("reason", ""))[:500]
                 self.left_nothing = message.get("held") == 0
-            case "released":
+            case "released" | "reloaded":
                 answer = self._asked.get(message["id"])
                 if answer is not None and not answer.done():
                     answer.set_result(message)
@@ -279,6 +287,7 @@ class Child:
                 self._on_event(self, Broken(f"it speaks version {message.get('v')!r} of the control protocol"))
             case "hello":
                 self.has_canary = message.get("canary") is True
+                self.reloads = message.get("reloads") is True
             case _:
                 pass  # a newer child may say more than this version knows
 

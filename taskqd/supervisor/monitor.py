@@ -40,6 +40,7 @@ from taskqd.supervisor.reaper import Reaper
 from taskqd.supervisor.release import Releaser
 from taskqd.supervisor.roster import Roster
 from taskqd.supervisor.runtime import GroupFiles
+from taskqd.supervisor.rotation import rotate
 from taskqd.supervisor.sdnotify import Notifier
 from taskqd.supervisor.slot import ALIVE, State
 from taskqd.supervisor.spawn import Forked, NewProcess, base_environment, child_command, child_environment, spawn
@@ -144,6 +145,10 @@ class Monitor:
         self._wake.set()
 
     # -- changes of the running group -------------------------------------------------------------
+    async def reload_credentials(self) -> dict[str, Any]:
+        """Have every process take the present credential in place; return what came of it for each."""
+        return await rotate(self._children, self._journal)
+
 
     @property
     def plan(self) -> Plan:
@@ -260,10 +265,14 @@ class Monitor:
             instance=self._instance,
             health_socket=child.health_socket,
         )
-        if self._preload.way(child.spec) is Way.FORK:
+        way = self._preload.way(child.spec)
+        if way is Way.FORK:
             self._preload.fork(child, environment)
             return
         try:
+        if way is Way.NONE:
+            self._apply(child, SpawnFailed(f'preload = "require": {self._preload.reason()}', _jitter()))
+            return
             new = spawn(self._command(child.spec), environment)
         except OSError as error:
             self._apply(child, SpawnFailed(error.strerror or str(error), _jitter()))

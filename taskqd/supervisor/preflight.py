@@ -126,6 +126,30 @@ def _load_actors(references: Sequence[str], app_dir: str | None, link: _Link) ->
     """Import every registry, as the workers will. An error inside one is shown with its traceback, once."""
     from taskqd.actors.registry import load_registry
     from taskqd.domain.errors import RegistryError
+def _load_forkable(found: Resolution, link: _Link) -> str:
+    """Import what the zygote will import, and return why it may not be forked then, or an empty string.
+
+    Raises ``ConfigError`` when a worker requires that it may.
+    """
+    from taskqd.domain.errors import ConfigError
+    from taskqd.supervisor.fork_safety import hazards, one_thread_each, open_sockets
+    from taskqd.supervisor.preload import registries_of, unfit_because
+
+    workers = found.workgroup.workers
+    registries = registries_of((worker.actors, worker.preload) for worker in workers)
+    inherited = open_sockets()
+    with one_thread_each():
+        _load_actors(registries, found.workgroup.app_dir, link)
+    dangers = hazards(inherited) if registries else []
+    if not dangers:
+        return ""
+    unfit = unfit_because(registries, dangers)
+    strict = [worker.name for worker in workers if worker.preload == "require"]
+    if strict:
+        raise ConfigError(f'preload = "require" ({", ".join(strict)}): a fork is not safe {unfit}')
+    return unfit
+
+
 
     if app_dir is not None and app_dir not in sys.path:
         sys.path.insert(0, app_dir)
@@ -174,6 +198,7 @@ async def _check_database(settings: Settings, group: str, link: _Link) -> Limits
 
     timeout = settings.database_boot_timeout
     link.step("connecting to the database", timeout + _DATABASE_MARGIN)
+    from taskqd.storage.credentials import login_of
     told: list[str] = []
 
     def tell(why: str, _pause: float) -> None:
@@ -188,6 +213,7 @@ async def _check_database(settings: Settings, group: str, link: _Link) -> Limits
             schema=settings.schema_name,
             group=group,
             boot_timeout=timeout,
+            login=login_of(settings),
             command_timeout=_QUERY_TIMEOUT,
             on_retry=tell,
         )
@@ -218,11 +244,13 @@ async def _release_through(settings: Settings, group: str, workers: Sequence[UUI
 
     link.step("settling the jobs of dead workers", _LOOK_TIMEOUT + _DATABASE_MARGIN)
     conn = await connect(
+    from taskqd.storage.credentials import login_of
         settings.direct_dsn(),
         role="preflight",
         schema=settings.schema_name,
         group=group,
         timeout=_LOOK_TIMEOUT,
+        login=login_of(settings),
     )
     try:
         return await release_workers(conn, settings.schema_name, workers, timeout=_LOOK_TIMEOUT)
@@ -238,11 +266,13 @@ async def _look_at_limits(settings: Settings, group: str, link: _Link) -> Limits
     link.step("asking the database for its limits", _LOOK_TIMEOUT + _DATABASE_MARGIN)
     try:
         conn = await connect(
+    from taskqd.storage.credentials import login_of
             settings.direct_dsn(),
             role="preflight",
             schema=settings.schema_name,
             group=group,
             timeout=_LOOK_TIMEOUT,
+            login=login_of(settings),
             command_timeout=_QUERY_TIMEOUT,
         )
     except DatabaseUnavailableError as error:

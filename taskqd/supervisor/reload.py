@@ -111,6 +111,8 @@ class Reloader:
         step = _Step(self._monitor, old, new, changes)
         change.tell(_summary(changes), **changes.describe())
         self._monitor.take_over(step.plan)
+        if not await self._renew_credentials(change):
+            return
         if changes.nothing:
             change.end(ExitCode.DONE, "reloaded: nothing to change", **changes.describe())
             return
@@ -134,6 +136,19 @@ class Reloader:
         return await consult(
             [around.file, "--for", "run"], reaper=around.reaper, environ=around.environ, on_warning=warn
         )
+
+    async def _renew_credentials(self, change: Change) -> bool:
+        """Put every process on the present credential; end the change, and say False, where one cannot."""
+        report = await self._monitor.reload_credentials()
+        failed = [f"{child['name']}: {child['error']}" for child in report["children"] if not child["ok"]]
+        if failed:
+            text = f"reload aborted: some sessions keep the credential they have: {'; '.join(failed)}"
+            change.end(ExitCode.ERROR, text, credentials=report)
+            return False
+        change.tell(
+            f"credentials renewed in {len(report['children'])} processes, {report['ms']:.0f} ms", credentials=report
+        )
+        return True
 
     async def _make(self, step: _Step, roll: Roll) -> None:
         pace = order(step.old, step.new, step.changes)

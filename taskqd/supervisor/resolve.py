@@ -180,6 +180,8 @@ class _Resolver:
         for prefix, part in (("[[workers]] ", label), ("[defaults] ", "defaults")):
             if line.startswith(prefix):
                 key, *rest = re.split(r"(?=[ :])", line.removeprefix(prefix), maxsplit=1)
+                if part == "defaults" and key in self._workgroup.credentials:
+                    part, key = "credentials", key.removeprefix("pg_credential_")
                 return "".join([self._workgroup.place(f"{part}.{key}"), *rest])
         return line
 

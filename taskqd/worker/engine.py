@@ -20,9 +20,12 @@ from taskqd.domain.signals import CancelOrigin
 from taskqd.observe.logs import get_logger
 from taskqd.settings import Settings
 from taskqd.storage.connect import create_pool
+from taskqd.storage.credentials import Credential, login_of
 from taskqd.storage.listener import WakeListener
 from taskqd.storage.release import release_workers
+from taskqd.storage.rotation import Rotation, told
 from taskqd.storage.statements import load
+from taskqd.storage.swap import SwapPool
 from taskqd.worker.attempt import Attempt, Leases
 from taskqd.worker.completer import Completer
 from taskqd.worker.consumer import Consumers
@@ -46,7 +49,14 @@ class Engine:
     """
 
     def __init__(
-        self, settings: Settings, registry: Registry, worker_id: UUID, group: str, dispatch_pool: Any, worker_pool: Any
+        self,
+        settings: Settings,
+        registry: Registry,
+        worker_id: UUID,
+        group: str,
+        dispatch_pool: SwapPool,
+        worker_pool: SwapPool,
+        credential: Credential | None,
     ) -> None:
         schema = settings.schema_name
         self._settings = settings
@@ -114,6 +124,7 @@ class Engine:
             on_isolated=self._on_isolated,
             on_recovered=self._on_recovered,
             on_unprovable=lambda why: trip("lease", why),
+            login=login_of(settings),
         )
         self.listener: WakeListener | None = None
         if settings.notify_enabled:
@@ -126,41 +137,63 @@ class Engine:
                 check_interval=settings.notify_health_check_interval,
                 setup_timeout=settings.notify_listener_setup_timeout,
                 backoff=settings.notify_reconnect_backoff_initial,
+                login=login_of(settings),
             )
+        self.credentials = Rotation(
+            login_of(settings),
+            credential,
+            {
+                "dispatch pool": dispatch_pool.swap,
+                "worker pool": worker_pool.swap,
+                "heartbeat": self.heartbeat.renew,
+                **({} if self.listener is None else {"listener": self.listener.renew}),
+            },
+            interval=settings.pg_credential_refresh_interval,
+            on_renewed=lambda results: told(_log, results),
+            on_failure=loop_failed,
+        )
 
     @classmethod
     async def open(cls, settings: Settings, registry: Registry, worker_id: UUID, group: str) -> Engine:
         """Open the pools and build the parts. Errors are those of ``create_pool``."""
         cache_size, cache_lifetime = settings.statement_cache()
-        dispatch_pool = await create_pool(
-            settings.direct_dsn(),
-            role="dispatch",
-            schema=settings.schema_name,
-            group=group,
-            min_size=1,
-            max_size=settings.dispatcher_pool_size,
-            command_timeout=settings.dispatcher_command_timeout,
-            max_inactive=settings.pool_max_inactive_lifetime,
-            pinned=True,
-        )
-        try:
-            worker_pool = await create_pool(
-                settings.pooled_dsn(),
-                role="worker",
+        login = login_of(settings)
+        credential = None if login is None else await login.current()
+        dispatch_pool = await SwapPool.open(
+            lambda: create_pool(
+                settings.direct_dsn(),
+                role="dispatch",
                 schema=settings.schema_name,
                 group=group,
                 min_size=1,
-                max_size=worker_pool_size(settings.max_concurrency),
-                command_timeout=WORKER_COMMAND_TIMEOUT,
-                statement_cache_size=cache_size,
-                max_cached_statement_lifetime=cache_lifetime,
+                max_size=settings.dispatcher_pool_size,
+                command_timeout=settings.dispatcher_command_timeout,
                 max_inactive=settings.pool_max_inactive_lifetime,
-                is_pooled=settings.pg_is_pooled,
+                pinned=True,
+                login=login,
+            )
+        )
+        try:
+            worker_pool = await SwapPool.open(
+                lambda: create_pool(
+                    settings.pooled_dsn(),
+                    role="worker",
+                    schema=settings.schema_name,
+                    group=group,
+                    min_size=1,
+                    max_size=worker_pool_size(settings.max_concurrency),
+                    command_timeout=WORKER_COMMAND_TIMEOUT,
+                    statement_cache_size=cache_size,
+                    max_cached_statement_lifetime=cache_lifetime,
+                    max_inactive=settings.pool_max_inactive_lifetime,
+                    is_pooled=settings.pg_is_pooled,
+                    login=login,
+                )
             )
         except BaseException:
             dispatch_pool.terminate()
             raise
-        return cls(settings, registry, worker_id, group, dispatch_pool, worker_pool)
+        return cls(settings, registry, worker_id, group, dispatch_pool, worker_pool, credential)
 
     def start(self) -> None:
         """Start every part, the producer last."""
@@ -170,6 +203,7 @@ class Engine:
         self.consumers.start()
         if self.listener is not None:
             self.listener.start()
+        self.credentials.start()
         self.producer.loop.start()
 
     def set_quiet(self, quiet: bool) -> None:
@@ -291,6 +325,7 @@ class Engine:
         closes: list[Awaitable[Any]] = [
             self.producer.loop.stop(0.1),
             self._wake.close(),
+            self.credentials.stop(0.5),
             self.completer.loop.stop(TAIL - 1),
             self.heartbeat.wait_stopped(TAIL - 1),
         ]

@@ -14,7 +14,9 @@ import asyncpg
 from taskqd.domain.errors import TaskQError
 from taskqd.observe.logs import get_logger
 from taskqd.storage.connect import SESSION_LOST, close, connect
+from taskqd.storage.credentials import Login
 from taskqd.storage.statements import load
+from taskqd.storage.swap import OPEN_TIMEOUT
 from taskqd.worker.attempt import Attempt, Leases
 
 _log = get_logger("taskqd.heartbeat")
@@ -51,8 +53,10 @@ class Heartbeat:
         on_isolated: Callable[[], None],
         on_recovered: Callable[[], None],
         on_unprovable: Callable[[str], None],
+        login: Login | None = None,
     ) -> None:
         self._dsn = dsn
+        self._login = login
         self._schema = schema
         self._group = group
         self._sql = load("worker", schema)
@@ -71,6 +75,7 @@ class Heartbeat:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._connection: asyncpg.Connection | None = None
+        self._in_use: asyncio.Lock | None = None
         self._thread = threading.Thread(target=self._run, name="taskqd-heartbeat", daemon=True)
         self._last_good = time.monotonic()
         self.failures = 0
@@ -91,6 +96,13 @@ class Heartbeat:
         """Wait until the thread has closed its connection, at most ``timeout`` seconds."""
         await asyncio.to_thread(self._thread.join, timeout)
 
+    async def renew(self) -> None:
+        """Replace the connection by a new one, between two beats. Where that fails the old one stays."""
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            raise ConnectionError("the heartbeat does not run")
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._renew_connection(), loop))
+
     @property
     def age(self) -> float:
         """Seconds since the last good beat was sent."""
@@ -109,6 +121,7 @@ class Heartbeat:
     async def _beat_until_stopped(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
+        self._in_use = asyncio.Lock()
         while not self._stop.is_set():
             began = time.monotonic()
             self._check_provable(began)
@@ -134,7 +147,7 @@ class Heartbeat:
 
     async def _try_beat(self, began: float) -> bool:
         try:
-            async with asyncio.timeout(self._command_timeout):
+            async with asyncio.timeout(self._command_timeout), self._lock():
                 await self._beat()
         except (*SESSION_LOST, TaskQError, asyncpg.PostgresError) as error:
             self.failures += 1
@@ -151,14 +164,7 @@ class Heartbeat:
 
     async def _beat(self) -> None:
         if self._connection is None:
-            self._connection = await connect(
-                self._dsn,
-                role="heartbeat",
-                schema=self._schema,
-                group=self._group,
-                timeout=self._command_timeout,
-                pinned=True,
-            )
+            self._connection = await self._connect(self._command_timeout)
         if await self._connection.fetchval(self._sql.beat_worker, self._worker_id):
             self._on_unprovable("this worker was declared dead and its jobs are being taken")
         attempts = sorted(self._leases.snapshot(), key=lambda attempt: attempt.job_id)
@@ -176,6 +182,28 @@ class Heartbeat:
         if lost:
             gone = {(record["id"], record["epoch"]) for record in lost}
             self._tell(self._on_lost, [one for one in attempts if (one.job_id, one.epoch) in gone])
+
+    async def _connect(self, timeout: float) -> asyncpg.Connection:
+        return await connect(
+            self._dsn,
+            role="heartbeat",
+            schema=self._schema,
+            group=self._group,
+            timeout=timeout,
+            pinned=True,
+            login=self._login,
+        )
+
+    def _lock(self) -> asyncio.Lock:
+        assert self._in_use is not None  # noqa: S101 - made before the first beat
+        return self._in_use
+
+    async def _renew_connection(self) -> None:
+        new = await self._connect(OPEN_TIMEOUT)
+        async with self._lock():
+            old, self._connection = self._connection, new
+        if old is not None:
+            await close(old, timeout=1.0)
 
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None

@@ -1,0 +1,98 @@
+"""Keeps the sessions of a process on the present credential."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from taskqd.domain.background import BackgroundLoop, FailureHook
+from taskqd.storage.credentials import EXPIRY_MARGIN, Credential, Login
+
+_SHORTEST_LOOK = 1.0
+
+Renew = Callable[[], Awaitable[None]]
+"""Replaces one pool or connection by a new one. Raises, and keeps the old one, where that fails."""
+Result = dict[str, Any]
+"""``resource``, ``ok``, ``ms``, and ``error`` where it failed."""
+
+
+class Rotation:
+    """Renews every resource when asked, and by itself when the credential has changed.
+
+    It looks each ``interval`` seconds (0: never), and half way to where a credential that expires is used no more.
+    ``in_use`` is what the resources were opened with. ``on_renewed(results)`` is told what came of each time.
+    """
+
+    def __init__(
+        self,
+        login: Login | None,
+        in_use: Credential | None,
+        resources: Mapping[str, Renew],
+        *,
+        interval: float,
+        on_renewed: Callable[[list[Result]], None],
+        on_failure: FailureHook,
+    ) -> None:
+        self._login = login
+        self._in_use = in_use
+        self._resources = dict(resources)
+        self._interval = interval
+        self._on_renewed = on_renewed
+        self._renewing = asyncio.Lock()
+        self._looked = False
+        self._loop = BackgroundLoop("credentials", self._step, cadence=max(interval, 1.0), on_failure=on_failure)
+
+    def start(self) -> None:
+        """Begin to look, where there is anything to look at."""
+        if self._login is not None and self._interval > 0:
+            self._loop.start()
+
+    async def stop(self, timeout: float) -> None:
+        """Look no more; a renewal under way is cut off after ``timeout`` seconds."""
+        await self._loop.stop(timeout)
+
+    async def renew(self) -> list[Result]:
+        """Renew every resource at once and return how that went for each. Raises ``CredentialError``."""
+        async with self._renewing:
+            fresh = None if self._login is None else await self._login.current(fresh=True)
+            results = await asyncio.gather(*(_renew(name, renew) for name, renew in self._resources.items()))
+            if all(result["ok"] for result in results):
+                self._in_use = fresh
+            self._on_renewed(results)
+            return results
+
+    async def _step(self) -> float | None:
+        if self._login is None:
+            return None
+        fresh, self._looked = self._looked, True  # what the resources were opened with is fresh enough the first time
+        found = await self._login.current(fresh=fresh)
+        if found != self._in_use:
+            await self.renew()
+        if found.expires_at is None:
+            return None
+        left = found.expires_at - EXPIRY_MARGIN - time.time()
+        return min(self._interval, max(_SHORTEST_LOOK, left / 2))
+
+
+def told(log: Any, results: list[Result]) -> None:
+    """Log what came of a renewal: once, with every resource that failed."""
+    failed = {result["resource"]: result["error"] for result in results if not result["ok"]}
+    took = max(result["ms"] for result in results)
+    if failed:
+        log.warning("credentials-reloaded", failed=failed, ms=took)
+    else:
+        log.info("credentials-reloaded", resources=[result["resource"] for result in results], ms=took)
+
+
+async def _renew(name: str, renew: Renew) -> Result:
+    began = time.monotonic()
+    error = None
+    try:
+        await renew()
+    except Exception as problem:
+        text = str(problem) or "no answer in time"
+        error = text if isinstance(problem, OSError) else f"{type(problem).__name__}: {text}"
+    took = round((time.monotonic() - began) * 1000, 1)
+    return {"resource": name, "ok": error is None, "ms": took, "error": error}

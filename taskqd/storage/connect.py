@@ -7,6 +7,8 @@ import math
 import random
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.supervisor.board import Board

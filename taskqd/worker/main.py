@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+from typing import Any
 from uuid import UUID
 
 import asyncpg

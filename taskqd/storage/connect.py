@@ -15,11 +15,11 @@ import asyncpg
 from taskqd.domain.errors import ConfigError, DatabaseAuthError, DatabaseUnavailableError, TaskQError
 from taskqd.storage.dsn import describe_dsn, parse_dsn
 
-__all__ = [
-    "CONNECT_ERRORS",
 if TYPE_CHECKING:
     from taskqd.storage.credentials import Login
 
+__all__ = [
+    "CONNECT_ERRORS",
     "SESSION_LOST",
     "application_name",
     "close",
@@ -78,9 +78,9 @@ async def connect(
     command_timeout: float | None = None,
     statement_cache_size: int = _STATEMENT_CACHE_SIZE,
     max_cached_statement_lifetime: float = _STATEMENT_LIFETIME,
+    login: Login | None = None,
 ) -> asyncpg.Connection:
     """Open one direct connection within ``timeout`` seconds, as ``login`` says, else as the DSN does.
-    login: Login | None = None,
 
     ``pinned`` switches off, for the session, the planner choices that a hot statement must never be given.
     ``command_timeout`` (seconds, None for none) bounds each command. Raises ``DatabaseAuthError`` when the
@@ -113,9 +113,9 @@ async def connect_with_retry(
     pinned: bool = False,
     command_timeout: float | None = None,
     on_retry: Callable[[str, float], None] | None = None,
+    login: Login | None = None,
 ) -> asyncpg.Connection:
     """Like :func:`connect`, but try a database that is down or full again for ``boot_timeout`` seconds.
-    login: Login | None = None,
 
     With a ``login`` one that refuses us is tried again too: a rotation may be half done. The pauses double from 0.1
     to 2 s, jittered; ``on_retry(why, pause)`` is called before each. With 0 there is one attempt. Raises
@@ -135,11 +135,11 @@ async def connect_with_retry(
                 timeout=min(timeout, max(left, _SHORTEST_ATTEMPT)) if attempts else timeout,
                 pinned=pinned,
                 command_timeout=command_timeout,
+                login=login,
             )
         except (DatabaseUnavailableError, DatabaseAuthError) as error:
             if login is None and isinstance(error, DatabaseAuthError):
                 raise
-                login=login,
             attempts += 1
             waited = time.monotonic() - started
             if waited >= boot_timeout:
@@ -167,9 +167,9 @@ async def create_pool(
     pinned: bool = False,
     max_inactive: float = 300.0,
     timeout: float = 10.0,
+    login: Login | None = None,
 ) -> asyncpg.Pool:
     """Open a pool of ``min_size`` to ``max_size`` connections; each attempt to connect is bounded by
-    login: Login | None = None,
     ``timeout`` s.
 
     ``is_pooled`` says that a pooler such as PgBouncer stands in between: statements are then not cached, and
@@ -191,14 +191,12 @@ async def create_pool(
             max_cached_statement_lifetime=0 if is_pooled else math.ceil(max_cached_statement_lifetime),
             server_settings={"application_name": name} if is_pooled else _settings(name, pinned=pinned),
             reset=_keep_session if pinned else None,
+            connect=None if login is None else partial(_open, login),
         )
     except CONNECT_ERRORS as error:
-            connect=None if login is None else partial(_open, login),
         raise explain(error, dsn) from None
 
 
-async def _keep_session(_conn: object) -> None:
-    """Reset nothing on release: our own statements leave no session state, and a reset costs a round trip."""
 async def _open(login: Login | None, dsn: str, **options: Any) -> asyncpg.Connection:
     """Connect with what ``login`` says, and where that is refused once more with what it says then."""
     if login is None:
@@ -214,6 +212,8 @@ async def _open(login: Login | None, dsn: str, **options: Any) -> asyncpg.Connec
         return await asyncpg.connect(dsn, **{**options, **newer.arguments()})
 
 
+async def _keep_session(_conn: object) -> None:
+    """Reset nothing on release: our own statements leave no session state, and a reset costs a round trip."""
 
 
 async def close(conn: asyncpg.Connection, timeout: float = 5.0) -> None:

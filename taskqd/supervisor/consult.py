@@ -47,15 +47,11 @@ async def consult(
     ``on_step`` is given the seconds that each step may take, as it begins.
     Raises as :func:`ask_preflight` does.
     """
-    answer = await ask_preflight(
-        arguments, reaper=reaper, environ=environ, on_warning=on_warning, on_step=on_step
-    )
+    answer = await ask_preflight(arguments, reaper=reaper, environ=environ, on_warning=on_warning, on_step=on_step)
     return Plan.from_json(answer["plan"])
 
 
-async def release_by_helper(
-    file: str, workers: Sequence[str], reaper: Reaper, environ: Mapping[str, str]
-) -> int:
+async def release_by_helper(file: str, workers: Sequence[str], reaper: Reaper, environ: Mapping[str, str]) -> int:
     """Settle what dead ``workers`` held through a preflight child; return the rows taken. Raises like it."""
     answer = await ask_preflight(
         [file, "--for", "release", "--release", ",".join(workers)],

@@ -40,8 +40,8 @@ from taskqd.supervisor.preload import Preload, Way, registries_of
 from taskqd.supervisor.reaper import Reaper
 from taskqd.supervisor.release import Releaser
 from taskqd.supervisor.roster import Roster
-from taskqd.supervisor.runtime import GroupFiles
 from taskqd.supervisor.rotation import rotate
+from taskqd.supervisor.runtime import GroupFiles
 from taskqd.supervisor.sdnotify import Notifier
 from taskqd.supervisor.slot import ALIVE, State
 from taskqd.supervisor.spawn import Forked, NewProcess, base_environment, child_command, child_environment, spawn
@@ -145,11 +145,11 @@ class Monitor:
         self._stop_requests.append(reason)
         self._wake.set()
 
-    # -- changes of the running group -------------------------------------------------------------
     async def reload_credentials(self) -> dict[str, Any]:
         """Have every process take the present credential in place; return what came of it for each."""
         return await rotate(self._children, self._journal)
 
+    # -- changes of the running group -------------------------------------------------------------
 
     @property
     def plan(self) -> Plan:
@@ -270,10 +270,10 @@ class Monitor:
         if way is Way.FORK:
             self._preload.fork(child, environment)
             return
-        try:
         if way is Way.NONE:
             self._apply(child, SpawnFailed(f'preload = "require": {self._preload.reason()}', _jitter()))
             return
+        try:
             new = spawn(self._command(child.spec), environment)
         except OSError as error:
             self._apply(child, SpawnFailed(error.strerror or str(error), _jitter()))
@@ -300,7 +300,7 @@ class Monitor:
     def _tend_preload(self, now: float) -> None:
         self._preload.tick(now)
         refused = self._preload.refusal([child.spec for child in self._children])
-        if refused is not None and not self._stop_requests:
+        if refused is not None and not self._board.came_up and not self._stop_requests:
             self._failure, why = refused
             self.stop(why)
 

@@ -93,6 +93,10 @@ def _answer(options: argparse.Namespace, link: _Link) -> dict[str, object]:
     found = resolve(options.file)
     for warning in found.warnings:
         link.warn(warning)
+    if options.purpose in ("run", "check"):
+        unfit = _load_forkable(found, link)
+        if unfit and options.purpose == "check":
+            link.warn(f"workers will be started by exec, as a fork would not be safe {unfit}")
     if options.purpose in ("run", "check") or options.time:
         _load_actors(found.actors, found.workgroup.app_dir, link)
     report = _report(found, options.show) if options.purpose == "check" or options.time else {}
@@ -122,10 +126,6 @@ def _answer(options: argparse.Namespace, link: _Link) -> dict[str, object]:
     return {"plan": replace(found.plan, budget=budget, report=report).to_json()}
 
 
-def _load_actors(references: Sequence[str], app_dir: str | None, link: _Link) -> None:
-    """Import every registry, as the workers will. An error inside one is shown with its traceback, once."""
-    from taskqd.actors.registry import load_registry
-    from taskqd.domain.errors import RegistryError
 def _load_forkable(found: Resolution, link: _Link) -> str:
     """Import what the zygote will import, and return why it may not be forked then, or an empty string.
 
@@ -150,6 +150,10 @@ def _load_forkable(found: Resolution, link: _Link) -> str:
     return unfit
 
 
+def _load_actors(references: Sequence[str], app_dir: str | None, link: _Link) -> None:
+    """Import every registry, as the workers will. An error inside one is shown with its traceback, once."""
+    from taskqd.actors.registry import load_registry
+    from taskqd.domain.errors import RegistryError
 
     if app_dir is not None and app_dir not in sys.path:
         sys.path.insert(0, app_dir)
@@ -194,11 +198,11 @@ async def _check_database(settings: Settings, group: str, link: _Link) -> Limits
     """Wait for the database, check its schema, and return what it grants."""
     from taskqd.domain.errors import DatabaseUnavailableError
     from taskqd.storage.connect import connect_with_retry
+    from taskqd.storage.credentials import login_of
     from taskqd.storage.migrate import check_schema
 
     timeout = settings.database_boot_timeout
     link.step("connecting to the database", timeout + _DATABASE_MARGIN)
-    from taskqd.storage.credentials import login_of
     told: list[str] = []
 
     def tell(why: str, _pause: float) -> None:
@@ -209,11 +213,11 @@ async def _check_database(settings: Settings, group: str, link: _Link) -> Limits
     try:
         conn = await connect_with_retry(
             settings.direct_dsn(),
+            login=login_of(settings),
             role="preflight",
             schema=settings.schema_name,
             group=group,
             boot_timeout=timeout,
-            login=login_of(settings),
             command_timeout=_QUERY_TIMEOUT,
             on_retry=tell,
         )
@@ -240,17 +244,17 @@ def _release(options: argparse.Namespace, link: _Link) -> int:
 
 async def _release_through(settings: Settings, group: str, workers: Sequence[UUID], link: _Link) -> int:
     from taskqd.storage.connect import close, connect
+    from taskqd.storage.credentials import login_of
     from taskqd.storage.release import release_workers
 
     link.step("settling the jobs of dead workers", _LOOK_TIMEOUT + _DATABASE_MARGIN)
     conn = await connect(
-    from taskqd.storage.credentials import login_of
         settings.direct_dsn(),
+        login=login_of(settings),
         role="preflight",
         schema=settings.schema_name,
         group=group,
         timeout=_LOOK_TIMEOUT,
-        login=login_of(settings),
     )
     try:
         return await release_workers(conn, settings.schema_name, workers, timeout=_LOOK_TIMEOUT)
@@ -262,17 +266,17 @@ async def _look_at_limits(settings: Settings, group: str, link: _Link) -> Limits
     """Return what the database grants, or None with a warning when it cannot be reached."""
     from taskqd.domain.errors import DatabaseUnavailableError
     from taskqd.storage.connect import connect
+    from taskqd.storage.credentials import login_of
 
     link.step("asking the database for its limits", _LOOK_TIMEOUT + _DATABASE_MARGIN)
     try:
         conn = await connect(
-    from taskqd.storage.credentials import login_of
             settings.direct_dsn(),
+            login=login_of(settings),
             role="preflight",
             schema=settings.schema_name,
             group=group,
             timeout=_LOOK_TIMEOUT,
-            login=login_of(settings),
             command_timeout=_QUERY_TIMEOUT,
         )
     except DatabaseUnavailableError as error:

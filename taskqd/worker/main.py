@@ -109,8 +109,8 @@ class Worker:
                 self._on_drain,
                 self._on_quiet,
                 on_release=self._on_release,
-            )
                 on_reload=self._on_reload,
+            )
         if settings.health_enabled:
             await self._health.start()
             if settings.metrics_port is not None:
@@ -232,12 +232,12 @@ class Worker:
             raise RuntimeError(f"the worker is {self._phase}")
         return await self._engine.release(workers)
 
-    def _enter(self, phase: str) -> None:
     async def _on_reload(self) -> list[dict[str, Any]]:
         if self._engine is None:
             raise RuntimeError(f"the worker is {self._phase}")
         return await self._engine.credentials.renew()
 
+    def _enter(self, phase: str) -> None:
         self._phase = phase
         inflight = len(self._engine.consumers.running) if self._engine is not None else 0
         _log.info("shutdown-phase", phase=phase, inflight=inflight)

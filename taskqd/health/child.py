@@ -6,6 +6,7 @@ Imports little and runs before everything else, so that no slow or broken import
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import os
@@ -47,6 +48,7 @@ def arm() -> None:
         if os.getppid() != int(supervisor):
             os._exit(_ORPHANED)
         _prefer_as_oom_victim()
+        _show_name()
     _show_stacks_in(_dump_file())
 
 
@@ -55,6 +57,13 @@ def _die_with_parent() -> None:
     # survives exec and is cleared by fork, so that what this process starts has to arm its own.
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _show_name() -> None:
+    """Be found in process lists: of forked processes the command line is that of what they were forked from."""
+    name, index = os.environ.get("TASKQD_NAME"), os.environ.get("TASKQD_INDEX", "0")
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="utf-8") as file:
+        file.write(f"taskqd {name}.{index}" if name else "taskqd helper")
 
 
 def _prefer_as_oom_victim() -> None:

@@ -30,7 +30,7 @@ from taskqd.supervisor.spawn import Forked, NewProcess, dump_file, spawn
 
 _PR_SET_CHILD_SUBREAPER = 36
 _IMPORT_TIMEOUT = 120.0
-_ANSWER_TIMEOUT = 2 * FORK_TIMEOUT + 1.0
+_ANSWER_TIMEOUT = FORK_TIMEOUT + 1.0
 _BACKOFF_MAX = 60.0
 _ATTEMPTS = 3
 _STABLE_AFTER = 10.0
@@ -57,6 +57,8 @@ class Way(StrEnum):
     EXEC = "exec"
     WAIT = "wait"
     """Not now."""
+    NONE = "none"
+    """Not at all: it must be forked, and cannot be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,11 @@ def registries_of(workers: Iterable[tuple[str, str]]) -> list[str]:
     return list(dict.fromkeys(actors for actors, preload in workers if preload != "off"))
 
 
+def unfit_because(registries: Sequence[str], found: Sequence[str]) -> str:
+    """Say what was found after the import of ``registries`` that makes a fork unsafe."""
+    return f"after the import of {', '.join(registries)}: {', '.join(found)}"
+
+
 def zygote_command(registries: Sequence[str]) -> list[str]:
     """Return the command of the zygote that imports ``registries``."""
     return [sys.executable, "-P", "-m", "taskqd.cli.zygote", *registries]
@@ -107,7 +114,8 @@ class Preload:
         self._journal = journal
         self._command = command
         self._phase = Phase.OFF
-        self._why: list[str] = []
+        self._why = ""
+        self._untold: dict[str, str | None] = {}
         self._zygote: NewProcess | None = None
         self._deadline: float | None = None
         self._starts = 0
@@ -134,10 +142,10 @@ class Preload:
         if not registries:
             return
         if sys.platform != "linux":
-            self._unfit([f"{sys.platform} cannot hand a forked process over"])
+            self._unfit(f"{sys.platform} cannot hand a forked process over")
             return
         if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-            self._unfit([f"this system cannot hand a forked process over: {os.strerror(ctypes.get_errno())}"])
+            self._unfit(f"this system cannot hand a forked process over: {os.strerror(ctypes.get_errno())}")
             return
         self._launch()
 
@@ -153,6 +161,9 @@ class Preload:
 
     def tick(self, now: float) -> None:
         """Start a zygote that is due, end one that is overdue."""
+        if self._untold:  # only now: when the check before the start fails for the same reason, it has told already
+            self._journal.tell("preload-unfit", "warning", **self._untold)
+            self._untold = {}
         if self._phase is Phase.DOWN and self._deadline is not None and now >= self._deadline:
             self._launch()
         elif self._zygote is not None and self._is_overdue(now):
@@ -164,6 +175,8 @@ class Preload:
             return Way.EXEC
         if self._phase is Phase.READY:
             return Way.WAIT if self._request else Way.FORK
+        if self._phase is Phase.UNFIT:
+            return Way.NONE if spec.preload == "require" else Way.EXEC
         first = self._phase is Phase.IMPORTING and self._patient
         return Way.WAIT if first or spec.preload == "require" else Way.EXEC
 
@@ -201,22 +214,26 @@ class Preload:
             new.link.send(GO)
 
     def refusal(self, specs: Sequence[ChildSpec]) -> tuple[ExitCode, str] | None:
-        """Return why the group must end: a worker requires what cannot be had."""
+        """Return why the group cannot come up: a worker requires what is not to be had."""
         names = [spec.name for spec in specs if spec.preload == "require"]
         if not names:
             return None
         what = f'preload = "require" ({", ".join(dict.fromkeys(names))}): '
         if self._phase is Phase.UNFIT:
-            return ExitCode.REFUSED, what + self._reason()
+            return ExitCode.REFUSED, what + self.reason()
         if self._failures >= _ATTEMPTS and self._ready_at is None:
             return ExitCode.INTERNAL, f"{what}the process that imports the actors ended {self._failures} times"
         return None
+
+    def reason(self) -> str:
+        """Return why nothing may be forked, or an empty string."""
+        return self._why if self._phase is Phase.UNFIT else ""
 
     def status(self) -> dict[str, Any]:
         """Return what a person wants to know about it."""
         return {
             "state": str(self._phase),
-            "why": self._reason() or None,
+            "why": self.reason() or None,
             "pid": None if self._zygote is None else self._zygote.process.pid,
             "import_s": self._import_s,
             "restarts": max(0, self._starts - 1),
@@ -271,15 +288,10 @@ class Preload:
         self._journal.tell("preload-died", "warning", why=why, retry_in=delay, left=left or None)
         self.on_change()
 
-    def _unfit(self, why: list[str], trace: str = "") -> None:
+    def _unfit(self, why: str, trace: str = "") -> None:
         self._phase, self._why, self._deadline = Phase.UNFIT, why, None
-        self._journal.tell("preload-unfit", "warning", why=self._reason(), traceback=trace or None)
+        self._untold = {"why": why, "traceback": trace or None}
         self.on_change()
-
-    def _reason(self) -> str:
-        if self._phase is not Phase.UNFIT:
-            return ""
-        return f"after the import of {', '.join(self._registries)}: {', '.join(self._why)}"
 
     def _is_overdue(self, now: float) -> bool:
         importing = self._deadline is not None and now >= self._deadline
@@ -312,7 +324,8 @@ class Preload:
                 self._import_s = message["import_s"]
                 self._journal.tell("preload-ready", pid=new.process.pid, import_s=self._import_s)
             case "unfit":
-                self._unfit(message["why"], message["traceback"])
+                trace = message["traceback"]
+                self._unfit(message["why"][0] if trace else unfit_because(self._registries, message["why"]), trace)
             case "forked" | "failed" if self._request is not None:
                 request, self._request = self._request, None
                 if message["op"] == "forked":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import json
 import os
 import re
 import signal
@@ -21,11 +22,16 @@ arm()
 from taskqd.health.control import ControlLink, Drain  # noqa: E402
 
 
+PICKY = {13: {"never-ready"}, 14: {"crash-ready"}, 15: {"exit-78"}}
+"""What a picky one does when it is given this ``max_concurrency``."""
+
+
 class StandIn:
     def __init__(self, modes: set[str]) -> None:
         self.modes = modes
         self.age_ms = 0.0
         self.done = 0
+        self.quiet = False
         self.ended = asyncio.Event()
         self.drains: list[Drain] = []
 
@@ -33,7 +39,7 @@ class StandIn:
         return mode in self.modes
 
     def beat(self) -> dict[str, object]:
-        fields: dict[str, object] = {"phase": "running", "inflight": 0, "slots": 8, "claims": 0}
+        fields: dict[str, object] = {"phase": "running", "inflight": 0, "slots": 8, "claims": 0, "quiet": self.quiet}
         if self.has("busy"):
             self.done += 10
             fields["done"] = self.done
@@ -52,12 +58,15 @@ class StandIn:
         else:
             self.ended.set()
 
+    def be_quiet(self, quiet: bool) -> None:
+        self.quiet = quiet
+
     async def run(self) -> int:
         link = ControlLink.from_environ()
         assert link is not None
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, lambda: print("sigterm", flush=True))
-        await link.start(self.beat, self.drain)
+        await link.start(self.beat, self.drain, self.be_quiet)
         if self.has("never-ready"):
             await self.ended.wait()
         if self.has("grandchild"):
@@ -98,6 +107,8 @@ def main() -> int:
     index = os.environ["TASKQD_INDEX"]
     words = [word.partition("@") for word in sys.argv[1:]]
     modes = {mode for mode, _, only in words if only in ("", index)}
+    if "picky" in modes:  # whether it works depends on its settings
+        modes |= PICKY.get(json.loads(os.environ["TASKQD_SETTINGS"]).get("max_concurrency"), set())
     for mode in modes:
         if mode.startswith("exit-"):
             return int(mode.removeprefix("exit-"))

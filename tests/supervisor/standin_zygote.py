@@ -24,6 +24,8 @@ def main() -> int:
         own = modes.get("zygote", [])
         if "thread" in own:
             threading.Thread(target=time.sleep, args=(1000,), name="exporter", daemon=True).start()
+        if "slow" in own:
+            time.sleep(1000)
         if "dies" in own:
             os._exit(9)
         if "broken" in own:

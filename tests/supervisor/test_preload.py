@@ -1,0 +1,193 @@
+"""Workers that are forked from a process that has imported their actors: real zygotes, with stand-ins for workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.supervisor.conftest import Group, StartGroup
+from tests.support import wait_until
+
+QUICK = {"supervisor": "stable_after = 0\nbackoff_initial = 0.05\nburst_limit = 0"}
+FORKED = pytest.mark.parametrize("group", ["require"], indirect=True, ids=["fork"])
+AUTO = pytest.mark.parametrize("group", ["auto"], indirect=True, ids=["auto"])
+
+
+def preload(group: Group) -> dict[str, Any]:
+    found: dict[str, Any] = group.ask("/status")[1]["preload"]
+    return found
+
+
+def ways(group: Group) -> list[str]:
+    return [child["made_by"] for child in group.ask("/status")[1]["children"] if child["role"] == "worker"]
+
+
+def zygote(group: Group) -> psutil.Process:
+    return psutil.Process(group.wait_for("preload-ready")[-1]["pid"])
+
+
+def open_files(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+@FORKED
+def test_a_forked_worker_is_a_child_of_the_supervisor_with_a_session_and_a_name_of_its_own(group: StartGroup) -> None:
+    g = group(tables={"[workers]": "replicas = 2"}, OMP_NUM_THREADS="3")
+    pids = [event["pid"] for event in g.wait_for("ready", 2)]
+    parent = zygote(g)
+    for number, pid in enumerate(pids):
+        worker = psutil.Process(pid)
+        assert worker.ppid() == g.command.pid
+        assert os.getsid(pid) == os.getpgid(pid) == pid
+        assert worker.cmdline() == parent.cmdline(), "it is a copy of the zygote"
+        with open(f"/proc/{pid}/comm") as file:
+            assert file.read() == f"taskqd io.{number}\n"
+    assert preload(g) | {"import_s": 0, "pid": parent.pid} == {
+        "state": "ready",
+        "why": None,
+        "pid": parent.pid,
+        "import_s": 0,
+        "restarts": 0,
+        "forked": 2,
+        "execed": 0,
+    }
+    assert ways(g) == ["fork", "fork"]
+    metrics = g.ask("/metrics")[1]["text"]
+    assert "taskqd_preload_ready 1" in metrics
+    assert 'taskqd_workers_started_total{way="fork"} 2' in metrics
+    assert g.stop() == 0, g.command.stderr
+    assert g.left_over() == []
+
+
+@FORKED
+def test_the_scheduler_is_execed(group: StartGroup) -> None:
+    g = group(tables={"scheduler": "enabled = true"})
+    ready = {event["child"]: event["pid"] for event in g.wait_for("ready", 2)}
+    assert psutil.Process(ready["scheduler.0"]).cmdline() != zygote(g).cmdline()
+    assert g.stop() == 0, g.command.stderr
+
+
+@FORKED
+@pytest.mark.parametrize("mode", ["idle", "gil-held", "never-ready"])
+def test_neither_workers_nor_the_zygote_outlive_a_killed_supervisor(group: StartGroup, mode: str) -> None:
+    g = group(modes={"io": mode}, tables={"[workers]": "replicas = 2"})
+    g.wait_for("spawn" if mode == "never-ready" else "ready", 2)
+    processes = g.processes()
+    assert len(processes) == 3
+    g.command.signal(signal.SIGKILL)
+    g.command.wait()
+    wait_until(lambda: not g.processes(), 10)
+
+
+@FORKED
+def test_a_zygote_that_is_killed_touches_no_worker_and_is_replaced(group: StartGroup) -> None:
+    g = group(tables={"[workers]": "replicas = 2", **QUICK})
+    pids = [event["pid"] for event in g.wait_for("ready", 2)]
+    zygote(g).kill()
+    (died,) = g.wait_for("preload-died")
+    assert died["why"] == "ended by SIGKILL"
+    assert g.wait_for("preload-ready", 2)[1]["pid"] != died.get("pid")
+    assert all(psutil.pid_exists(pid) for pid in pids)
+    os.kill(pids[0], signal.SIGKILL)
+    g.wait_for("ready", 3)
+    assert ways(g) == ["fork", "fork"]
+    assert preload(g)["restarts"] == 1
+    assert g.stop() == 0, g.command.stderr
+
+
+@AUTO
+def test_while_there_is_no_zygote_workers_are_execed(group: StartGroup) -> None:
+    g = group(tables={"[workers]": "replicas = 2", **QUICK})
+    pid = g.wait_for("ready", 2)[0]["pid"]
+    zygote(g).send_signal(signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    g.wait_for("ready", 3)
+    assert "exec" in ways(g)
+    assert g.events("preload-died"), "it did not answer in time"
+    g.wait_for("preload-ready", 2)
+    assert g.stop() == 0, g.command.stderr
+    assert g.left_over() == []
+
+
+@AUTO
+def test_a_zygote_that_must_not_be_forked_says_why_and_workers_are_execed(group: StartGroup) -> None:
+    g = group(modes={"zygote": "thread"})
+    g.wait_for("ready")
+    (unfit,) = g.events("preload-unfit")
+    assert unfit["why"] == "after the import of group_actors:registry: thread 'exporter'"
+    assert ways(g) == ["exec"]
+    assert preload(g)["state"] == "unfit"
+    assert preload(g)["why"] == unfit["why"]
+    assert "taskqd_preload_ready 0" in g.ask("/metrics")[1]["text"]
+    assert g.ask("/ready")[0] == 200
+    assert g.stop() == 0, g.command.stderr
+
+
+@AUTO
+def test_a_zygote_whose_imports_fail_shows_the_traceback_once(group: StartGroup) -> None:
+    g = group(modes={"zygote": "broken"})
+    g.wait_for("ready")
+    (unfit,) = g.events("preload-unfit")
+    assert unfit["why"] == "no module named 'gone'"
+    assert "standin_zygote.py" in unfit["traceback"]
+    assert g.stop() == 0, g.command.stderr
+
+
+@AUTO
+def test_a_zygote_that_dies_of_its_imports_is_tried_again_and_again_at_growing_intervals(group: StartGroup) -> None:
+    g = group(modes={"zygote": "dies"})
+    g.wait_for("ready")
+    assert [event["retry_in"] for event in g.wait_for("preload-died", 3)] == [0, 2, 4]
+    assert ways(g) == ["exec"]
+    assert g.stop() == 0, g.command.stderr
+
+
+@FORKED
+@pytest.mark.parametrize(("mode", "code"), [("thread", 78), ("broken", 78), ("dies", 70)])
+def test_what_is_required_and_not_to_be_had_ends_the_group(group: StartGroup, mode: str, code: int) -> None:
+    g = group(modes={"zygote": mode})
+    assert g.command.wait(60) == code
+    assert not g.events("spawn")
+    assert 'preload = "require" (io): ' in g.events("shutdown-begin")[0]["reason"]
+    assert g.left_over() == []
+
+
+@FORKED
+def test_files_stay_flat_over_fifty_respawns(group: StartGroup) -> None:
+    g = group(modes={"io": "crash-ready"}, tables=QUICK)
+    g.wait_for("ready", 3, timeout=60)
+    parent = zygote(g)
+    before = open_files(g.command.pid), open_files(parent.pid)
+    g.wait_for("ready", 53, timeout=120)
+    after = open_files(g.command.pid), open_files(parent.pid)
+    assert abs(after[0] - before[0]) <= 3
+    assert abs(after[1] - before[1]) <= 3  # one worker is being made at any time
+    assert parent.num_threads() == 1
+    assert not parent.children(), "what it makes is not its own"
+    g.stop()
+
+
+@FORKED
+def test_a_worker_that_hangs_shows_its_own_stack(group: StartGroup) -> None:
+    quick = {"supervisor": QUICK["supervisor"] + "\nstall_after = 1.5\nhang_kill_after = 1"}
+    g = group(modes={"io": "gil-held,once"}, tables=quick)
+    g.wait_for("ready", 2, timeout=60)
+    (end,) = g.events("child-exit")
+    shown = "".join(event["stacks"] for event in g.events("stacks")) + end.get("left", "")
+    assert "after_ready" in shown
+    assert g.stop() == 0, g.command.stderr
+
+
+@FORKED
+def test_a_stop_while_the_zygote_imports(group: StartGroup) -> None:
+    g = group(modes={"zygote": "slow"})
+    g.wait_for("workgroup.start")
+    began = time.monotonic()
+    assert g.stop() == 0, g.command.stderr
+    assert time.monotonic() - began < 10
+    assert g.left_over() == []

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
@@ -21,9 +21,13 @@ from taskqd.domain.ids import new_uuid
 from taskqd.storage.statements import load
 
 MAX_BATCH = 1000
+MAX_BATCH_SIZE = 64 * 1024 * 1024
+"""Characters of JSON that the payloads of one batch may have together: what one statement should carry."""
 TAG = re.compile(r"\w(?:[\w\-]*\w)?")
 MAX_TAGS, MAX_TAG = 50, 100
 MAX_METADATA = 65_536
+_PAYLOAD = 3
+"""Where a row of ours holds the payload."""
 _SURROGATE = re.compile(r"\\ud[89a-f]")
 KEY_RACES = 3
 """How often a key may be freed between our insert and our look at its holder before we give up."""
@@ -98,6 +102,11 @@ class Enqueuer:
         ``SchemaNotMigratedError`` where the schema holds no tables of ours.
         """
         rows = [self._row(item, batch_id) for item in items]
+        size = sum(len(row[_PAYLOAD]) for row in rows)
+        if len(rows) > 1 and size > MAX_BATCH_SIZE:
+            raise PayloadNotStorableError(
+                f"the payloads of the batch are {size} characters, the limit is {MAX_BATCH_SIZE}; enqueue it in parts"
+            )
         with explain_unmigrated(self.schema):
             return await self._insert(connection, items, rows)
 
@@ -140,6 +149,8 @@ class Enqueuer:
         return [answers[index] for index in range(len(items))]
 
     def _row(self, item: EnqueueItem, batch_id: UUID | None) -> tuple[Any, ...]:
+        if not isinstance(item, EnqueueItem):
+            raise TypeError(f"a batch takes EnqueueItem, not {type(item).__name__}")
         ref = item.actor_ref
         if not isinstance(ref, ActorRef):
             raise TypeError(f"actor_ref = {ref!r} is not an actor; decorate the function with @actor")
@@ -151,6 +162,7 @@ class Enqueuer:
             raise TypeError(f"scheduled_at = {item.scheduled_at!r} must be a datetime with a time zone")
         if item.scheduled_at is not None and item.scheduled_at.utcoffset() is None:
             raise ValueError(f"scheduled_at = {item.scheduled_at} has no time zone; use datetime.now(UTC) or the like")
+        check_batch_id(item.batch_id)
         if item.unique_while not in ("stored", "active"):
             raise ValueError(f"unique_while = {item.unique_while!r} must be 'stored' or 'active'")
         if item.idempotency_key is not None:
@@ -166,7 +178,7 @@ class Enqueuer:
             queue,
             ref.encode_payload(item.payload),
             priority,
-            item.scheduled_at,
+            None if item.scheduled_at is None else _utc(item.scheduled_at),
             item.idempotency_scope,
             item.idempotency_key,
             item.unique_while == "active",
@@ -196,6 +208,19 @@ class Enqueuer:
             )
 
 
+def check_batch_id(batch_id: object) -> None:
+    """Raise ``TypeError`` for what is neither a UUID nor None."""
+    if batch_id is not None and not isinstance(batch_id, UUID):
+        raise TypeError(f"batch_id = {batch_id!r} must be a UUID")
+
+
+def _utc(moment: datetime) -> datetime:
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"scheduled_at = {moment} must be between the years 1 and 9999 in UTC") from None
+
+
 def _tags(tags: Sequence[str]) -> str | None:
     if isinstance(tags, str):
         raise TypeError(f"tags = {tags!r} must be a sequence of words, not one string")
@@ -214,6 +239,8 @@ def _metadata(metadata: Mapping[str, Any] | None) -> str | None:
         return None
     try:
         text = json.dumps(dict(metadata), allow_nan=False)
+    except RecursionError:
+        raise PayloadNotStorableError("metadata is nested too deeply") from None
     except (TypeError, ValueError) as error:
         raise PayloadNotStorableError(f"metadata does not encode as JSON: {error}") from None
     if holds_nul(text) or (_SURROGATE.search(text) and not _pairs(text)):

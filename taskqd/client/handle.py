@@ -63,7 +63,7 @@ class JobHandle(Generic[R]):
                     raise JobFailed(row)
             if deadline is not None:
                 left = deadline - time.monotonic()
-                if left <= 0:
+                if not left > 0:  # a timeout that is no number has passed too
                     raise TimeoutError(f"job {self.job_id} is still {status} after {timeout:g} s")
                 pause = min(pause, left)
             await asyncio.sleep(pause)

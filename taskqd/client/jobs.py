@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from taskqd.actors.actor import ActorRef
 from taskqd.client.batch import MAX_BATCH, BatchHandle
-from taskqd.client.enqueue import Connection, EnqueueItem, Enqueuer
+from taskqd.client.enqueue import Connection, EnqueueItem, Enqueuer, check_batch_id
 from taskqd.client.handle import JobHandle
 from taskqd.client.reads import JobReader
 from taskqd.client.rows import JobRow
@@ -88,8 +88,12 @@ class Jobs:
         """Enqueue 1 to 1,000 items in one transaction, all or none, and return the batch's handle.
 
         ``batch_id`` defaults to a new id. Inside an actor derive it from the job (``uuid.uuid5``), so that a retry
-        names the same batch. Errors as for :meth:`enqueue`, ``ValueError`` for too many items.
+        names the same batch. Errors as for :meth:`enqueue`, ``ValueError`` for too many items, and
+        ``PayloadNotStorableError`` for payloads of more than 64 MiB together.
         """
+        if not isinstance(items, Sequence):
+            raise TypeError(f"items must be a list or a tuple of EnqueueItem, not {type(items).__name__}")
+        check_batch_id(batch_id)
         if not 1 <= len(items) <= MAX_BATCH:
             raise ValueError(f"a batch takes 1 to {MAX_BATCH} items, not {len(items)}")
         batch = batch_id if batch_id is not None else new_uuid()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import UUID
@@ -35,6 +36,33 @@ class _Closed:
         raise RuntimeError("the TaskQ is not open; use 'async with TaskQ(...) as tq' or await tq.open()")
 
 
+class _Bound:
+    """The open pool, for the event loop and the process that opened it: its connections serve no other."""
+
+    def __init__(self, pool: Any) -> None:
+        self.pool = pool
+        self._process = os.getpid()
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def is_ours(self) -> bool:
+        """True on the event loop and in the process that opened it."""
+        return self._process == os.getpid() and self._loop is asyncio.get_running_loop()
+
+    @property
+    def is_abandoned(self) -> bool:
+        """True when it was never closed: its event loop was, or this process is a fork of the one that has it."""
+        return self._process != os.getpid() or self._loop.is_closed()
+
+    def __getattr__(self, name: str) -> Any:
+        if not self.is_ours:
+            raise RuntimeError(
+                "the TaskQ was opened on another event loop, or before a fork; open one where it is used, "
+                "with 'async with TaskQ(...) as tq' or await tq.open()"
+            )
+        return getattr(self.pool, name)
+
+
 class TaskQ(Jobs):
     """A client of one taskqd schema::
 
@@ -48,6 +76,9 @@ class TaskQ(Jobs):
         connections of, or enqueue can wait for itself.
     ``schema``
         Default ``TASKQ_SCHEMA_NAME``, else ``taskq``. It must be the schema that the workers use.
+
+    It belongs to the event loop that opens it, and elsewhere raises ``RuntimeError``: a forked process, or a later
+    ``asyncio.run``, opens it again for itself.
 
     Raises ``ConfigError`` for a bad schema name, ``ValueError`` for bad pool arguments; ``open()`` raises
     ``DatabaseUnavailableError`` or ``DatabaseAuthError``.
@@ -79,7 +110,8 @@ class TaskQ(Jobs):
 
     async def open(self) -> Self:
         """Open the pool. ``async with`` does it. Safe to call twice."""
-        if isinstance(self._pool, _Closed):
+        self._forget_abandoned()
+        if not self._is_open():
             pool = self._given_pool
             if pool is None:
                 low, high = self._sizes
@@ -92,6 +124,9 @@ class TaskQ(Jobs):
                     max_size=high,
                     command_timeout=COMMAND_TIMEOUT,
                 )
+                if self._is_open():  # by another task, meanwhile
+                    await pool.close()
+                    return self
             wake = WakeSender(pool, self.schema, _wake_failed)
             wake.start()
             settings = self._client_settings
@@ -100,15 +135,20 @@ class TaskQ(Jobs):
                 key_max_bytes=settings.idempotency_key_max_bytes,
                 max_backoff=settings.max_retry_backoff,
             )
-            super().__init__(pool, enqueuer, wake)
+            super().__init__(_Bound(pool), enqueuer, wake)
+        elif not self._pool.is_ours:
+            raise RuntimeError("the TaskQ is open on another event loop; open another one here")
         return self
 
     async def close(self) -> None:
         """Send what is owed and close the pool, if it is the client's own. Safe to call twice."""
-        if isinstance(self._pool, _Closed):
+        self._forget_abandoned()
+        if not self._is_open():
             return
+        if not self._pool.is_ours:
+            raise RuntimeError("the TaskQ is open on another event loop; close it there")
+        pool = self._pool.pool
         await self._wake.close()
-        pool = self._pool
         self._close_pool()
         if self._given_pool is None:
             try:
@@ -116,6 +156,14 @@ class TaskQ(Jobs):
                     await pool.close()
             except TimeoutError:
                 pool.terminate()
+
+    def _is_open(self) -> bool:
+        return isinstance(self._pool, _Bound)
+
+    def _forget_abandoned(self) -> None:
+        # Its connections cannot be closed from here: the loop that drives them is gone, or they are the parent's.
+        if isinstance(self._pool, _Bound) and self._pool.is_abandoned:
+            self._close_pool()
 
     def _close_pool(self) -> None:
         closed: Any = _Closed()

@@ -11,9 +11,19 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from taskqd import EmptyBatchError, EnqueueItem, JobStatus, PayloadValidationError, Snooze, TaskQ, new_uuid
+from taskqd import (
+    EmptyBatchError,
+    EnqueueItem,
+    JobStatus,
+    PayloadNotStorableError,
+    PayloadValidationError,
+    Snooze,
+    TaskQ,
+    new_uuid,
+)
 from taskqd import wait_for_batch as public_wait_for_batch
 from taskqd.batch import BatchStatus, wait_for_batch
+from taskqd.client import enqueue as module
 from tests.client.actors import Number, double, fail
 from tests.client.conftest import Finish, Wakes
 from tests.support import eventually
@@ -43,6 +53,29 @@ async def test_a_batch_takes_one_to_a_thousand_items(tq: TaskQ, count: Count, nu
     with pytest.raises(ValueError, match=f"a batch takes 1 to 1000 items, not {number}"):
         await tq.enqueue_batch(items(number))
     assert await count() == 0
+
+
+@pytest.mark.parametrize("wrong", [(item for item in items(2)), [{"actor_ref": double}], {1: 2}])
+async def test_a_batch_takes_a_sequence_of_items(tq: TaskQ, count: Count, wrong: Any) -> None:
+    with pytest.raises(TypeError, match="EnqueueItem, not"):
+        await tq.enqueue_batch(wrong)
+    assert await count() == 0
+
+
+async def test_the_id_of_a_batch_is_a_uuid(tq: TaskQ, count: Count) -> None:
+    with pytest.raises(TypeError, match="must be a UUID"):
+        await tq.enqueue_batch(items(1), batch_id="x")  # type: ignore[arg-type]
+    assert await count() == 0
+
+
+async def test_the_payloads_of_a_batch_are_bounded_together(
+    tq: TaskQ, count: Count, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_BATCH_SIZE", 100)
+    with pytest.raises(PayloadNotStorableError, match="payloads of the batch are 150 characters, the limit is 100"):
+        await tq.enqueue_batch(items(20))
+    assert await count() == 0
+    await tq.enqueue_batch(items(10))
 
 
 async def test_one_bad_payload_refuses_the_whole_batch(tq: TaskQ, count: Count) -> None:

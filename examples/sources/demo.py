@@ -15,8 +15,10 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 import warnings
+from hashlib import blake2s
 from pathlib import Path
 from uuid import UUID, uuid5
 
@@ -46,9 +48,22 @@ def main() -> int:
     options = parser.parse_args()
     options.dir.mkdir(parents=True, exist_ok=True)
     dsn = start_postgres(options.dir / "pg")
-    environment = {**os.environ, "TASKQ_PG_DSN": dsn, "TASKQ_SCHEMA_NAME": "sources"}
+    environment = {
+        **os.environ,
+        "TASKQ_PG_DSN": dsn,
+        "TASKQ_SCHEMA_NAME": "sources",
+        "RUNTIME_DIRECTORY": str(runtime_directory(options.dir)),
+    }
     taskqd(["migrate", "up"], environment)
     return asyncio.run(demonstrate(options.dir, environment, dsn, options.keep))
+
+
+def runtime_directory(directory: Path) -> Path:
+    """Where the group's sockets lie: apart for each demo, so that two can run, and short enough for a socket."""
+    name = blake2s(str(directory.resolve()).encode(), digest_size=4).hexdigest()
+    path = Path(tempfile.gettempdir()) / f"taskqd-demo-{os.getuid()}-{name}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    return path
 
 
 def start_postgres(data: Path) -> str:
@@ -106,7 +121,9 @@ async def demonstrate(directory: Path, environment: dict[str, str], dsn: str, ke
             summary = await watch(tq, job, batch, group, len(expected))
             if keep:
                 console.print("The group is running; Ctrl-C stops it. Meanwhile, from another terminal:")
-                console.print("  taskqd health ready", f"psql '{dsn}'", sep="\n  ", soft_wrap=True)
+                socket = Path(environment["RUNTIME_DIRECTORY"]) / "sources.sock"
+                hints = f"taskqd health ready --socket {socket}", f"taskqd status --socket {socket}", f"psql '{dsn}'"
+                console.print("", *hints, sep="\n  ", soft_wrap=True)
                 await wait_for_interrupt(group)
         finally:
             stop_group(group)

@@ -86,6 +86,8 @@ def _as_text(plan: Plan, show: bool) -> list[str]:
     processes = sum(child.replicas for child in plan.children)
     lines = [f"ok: workgroup {plan.group!r}, {processes} processes"]
     lines += [f"  {_describe(child)}" for child in plan.children]
+    if plan.report["forked"]:
+        lines.append(f"  forked from one process that has imported the actors: {', '.join(plan.report['forked'])}")
     stop = plan.report["stop"]
     lines.append(
         f"  up to {plan.budget['required']} database connections; stops within {plan.grace:g} s "

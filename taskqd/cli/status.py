@@ -59,8 +59,20 @@ def screen(status: dict[str, Any], width: int) -> str:
     lines = [" · ".join(parts)]
     if status.get("why_not_ready") and status["phase"] == "running":
         lines.append(f"not ready: {status['why_not_ready']}")
+    lines += _ways(status.get("preload") or {})
     rows = [_COLUMNS, *(_row(child) for child in children)]
     return "\n".join(line[:width].rstrip() for line in [*lines, "", *_table(rows)])
+
+
+def _ways(preload: dict[str, Any]) -> list[str]:
+    """Say when workers are not forked although they might be, and why."""
+    match preload.get("state"):
+        case "unfit":
+            return [f"workers are started by exec: {preload['why']}"]
+        case "importing" | "down":
+            return ["the process that workers are forked from is importing the actors"]
+        case _:
+            return []
 
 
 def span(seconds: float | None) -> str:

@@ -93,13 +93,16 @@ def _answer(options: argparse.Namespace, link: _Link) -> dict[str, object]:
     found = resolve(options.file)
     for warning in found.warnings:
         link.warn(warning)
+    unfit = ""
     if options.purpose in ("run", "check"):
         unfit = _load_forkable(found, link)
         if unfit and options.purpose == "check":
-            link.warn(f"workers will be started by exec, as a fork would not be safe {unfit}")
+            link.warn(f"workers will be started by exec: {unfit}")
     if options.purpose in ("run", "check") or options.time:
         _load_actors(found.actors, found.workgroup.app_dir, link)
     report = _report(found, options.show) if options.purpose == "check" or options.time else {}
+    if options.purpose == "check":
+        report["forked"] = [] if unfit else [w.name for w in found.workgroup.workers if w.preload != "off"]
 
     limits = None
     if options.max_connections is not None:
@@ -146,7 +149,7 @@ def _load_forkable(found: Resolution, link: _Link) -> str:
     unfit = unfit_because(registries, dangers)
     strict = [worker.name for worker in workers if worker.preload == "require"]
     if strict:
-        raise ConfigError(f'preload = "require" ({", ".join(strict)}): a fork is not safe {unfit}')
+        raise ConfigError(f'preload = "require" ({", ".join(strict)}): {unfit}')
     return unfit
 
 

@@ -87,7 +87,7 @@ def registries_of(workers: Iterable[tuple[str, str]]) -> list[str]:
 
 def unfit_because(registries: Sequence[str], found: Sequence[str]) -> str:
     """Say what was found after the import of ``registries`` that makes a fork unsafe."""
-    return f"after the import of {', '.join(registries)}: {', '.join(found)}"
+    return f"a fork is not safe after the import of {', '.join(registries)}: {', '.join(found)}"
 
 
 def zygote_command(registries: Sequence[str]) -> list[str]:
@@ -137,6 +137,7 @@ class Preload:
         self._registries, self._environment = registries, environment
         self._phase, self._patient, self._failures, self._ready_at = Phase.OFF, True, 0, None
         self._forget_request()
+        self._forget_made()
         if self._zygote is not None:
             kill_group(self._zygote.process.pid)
         if not registries:
@@ -153,6 +154,7 @@ class Preload:
         """End the zygote. What it has forked goes on."""
         self._registries = ()
         self._forget_request()
+        self._forget_made()
         if self._zygote is not None:
             kill_group(self._zygote.process.pid)
             with contextlib.suppress(TimeoutError):
@@ -301,6 +303,11 @@ class Preload:
         if self._request is not None:
             self._request.drop()
             self._request = None
+
+    def _forget_made(self) -> None:
+        for _, made in self.made():
+            if not isinstance(made, str):
+                made.drop()
 
     # -- what it says -------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pydantic import BaseModel
 
@@ -144,7 +145,7 @@ THREADED = ACTORS.replace(
     "registry =",
     "threading.Thread(target=lambda: threading.Event().wait(), name='exporter', daemon=True).start()\n\nregistry =",
 )
-UNSAFE = "after the import of group_actors:registry: thread 'exporter'"
+UNSAFE = "a fork is not safe after the import of group_actors:registry: thread 'exporter'"
 
 
 def test_actors_that_start_a_thread_are_execed_and_the_thread_is_named(running: Callable[..., Command]) -> None:
@@ -158,9 +159,10 @@ def test_actors_that_start_a_thread_are_execed_and_the_thread_is_named(running: 
 def test_check_says_that_workers_cannot_be_forked(running: Callable[..., Command]) -> None:
     command = running("check", actors=THREADED, wait=False)
     assert command.wait() == 0, command.stderr
-    assert f"warning: workers will be started by exec, as a fork would not be safe {UNSAFE}" in command.stderr
+    assert f"warning: workers will be started by exec: {UNSAFE}" in command.stderr
     command = running("check", wait=False)
     assert command.wait() == 0, command.stderr
+    assert "  forked from one process that has imported the actors: a, b\n" in command.stdout
     assert command.stderr == ""
 
 
@@ -171,7 +173,7 @@ def test_actors_that_start_a_thread_are_refused_where_forking_is_required(
     file = FILE.replace('preload = "auto"', 'preload = "require"')
     command = running(verb, actors=THREADED, file=file, wait=False)
     assert command.wait() == 78
-    assert f'error: preload = "require" (b): a fork is not safe {UNSAFE}' in command.stderr
+    assert f'error: preload = "require" (b): {UNSAFE}' in command.stderr
     assert command.children() == []
 
 
@@ -181,3 +183,24 @@ def test_actors_that_do_not_import_are_shown_once(running: Callable[..., Command
     assert command.stderr.count("Traceback") == 1
     assert command.stderr.count("No module named 'gone_for_good'") == 2, "in the traceback and in the error"
     assert not events(command, "preload-unfit")
+
+
+async def test_a_restart_forks_from_a_zygote_that_has_imported_the_code_of_now(
+    running: Callable[..., Command],
+    start: Callable[..., Command],
+    short_dir: Path,
+    child_env: dict[str, str],
+    dsn: str,
+    schema: str,
+) -> None:
+    command = running(file=FILE.replace('runtime_dir = "run"', 'runtime_dir = "run"\nsettle_after = 0'))
+    (short_dir / "group_actors.py").write_text(ACTORS.replace('"frozen"', '"changed": True, "frozen"'))
+    restart = start("restart", "--socket", str(short_dir / "run" / "group.sock"), env=child_env)
+    assert restart.wait(60) == 0, restart.stdout + restart.stderr
+    first, second = events(command, "preload-ready")
+    for seen in await look_into_both(dsn, schema, short_dir):
+        assert seen["changed"]
+        assert seen["at_import"]["pid"] == second["pid"] != first["pid"]
+    assert not psutil.pid_exists(first["pid"])
+    command.process.terminate()
+    assert command.wait() == 0, command.stderr

@@ -82,6 +82,7 @@ def test_what_children_are_given(group: StartGroup) -> None:
     assert g.stop() == 0, g.command.stderr
 
 
+@BOTH_WAYS
 def test_a_killed_child_is_replaced_and_the_others_are_not_touched(group: StartGroup) -> None:
     g = group(tables={"[workers]": "replicas = 2", **QUICK})
     first = {event["child"]: event["pid"] for event in g.wait_for("ready", 2)}
@@ -95,6 +96,7 @@ def test_a_killed_child_is_replaced_and_the_others_are_not_touched(group: StartG
     assert g.stop() == 0, g.command.stderr
 
 
+@BOTH_WAYS
 def test_a_grandchild_does_not_survive_its_worker(group: StartGroup) -> None:
     g = group(modes={"io": "grandchild,once"}, tables=QUICK)
     g.wait_for("ready")
@@ -105,6 +107,7 @@ def test_a_grandchild_does_not_survive_its_worker(group: StartGroup) -> None:
     assert g.stop() == 0, g.command.stderr
 
 
+@BOTH_WAYS
 def test_what_a_crash_said_is_in_the_log(group: StartGroup) -> None:
     g = group(modes={"io": "crash-ready,once"}, tables=QUICK)
     g.wait_for("ready", 2)
@@ -153,6 +156,7 @@ def test_a_supervisor_that_stood_still_kills_nobody(group: StartGroup) -> None:
     assert g.stop() == 0, g.command.stderr
 
 
+@BOTH_WAYS
 def test_a_child_that_sends_garbage_is_replaced(group: StartGroup) -> None:
     g = group(modes={"io": "garbage,once"}, tables=QUICK)
     g.wait_for("ready", 2)
@@ -173,6 +177,7 @@ def test_a_database_that_is_away_restarts_nobody_and_unreadies_the_group(group: 
 # -- the boot phase -------------------------------------------------------------------------------
 
 
+@BOTH_WAYS
 def test_what_never_comes_up_ends_the_group_after_three_attempts(group: StartGroup) -> None:
     g = group(modes={"io": "broken-import"}, tables={"supervisor": "backoff_initial = 0.05"})
     assert g.command.wait(60) == 70
@@ -225,6 +230,7 @@ def test_a_refusal_after_the_boot_phase_gives_up_that_process_alone(group: Start
     assert g.stop() == 0, g.command.stderr
 
 
+@BOTH_WAYS
 def test_boots_are_bounded(group: StartGroup) -> None:
     g = group(tables={"[workers]": "replicas = 4", "supervisor": "max_booting = 1"})
     g.wait_for("ready", 4, timeout=60)
@@ -252,11 +258,13 @@ def test_the_supervisor_loads_only_what_it_may(group: StartGroup) -> None:
     assert "multiprocessing" not in loaded
 
 
-def test_a_hang_up_without_a_terminal_is_told_and_survived(group: StartGroup) -> None:
+def test_a_hang_up_without_a_terminal_reloads(group: StartGroup) -> None:
     g = group()
     g.wait_for("ready")
     g.command.signal(signal.SIGHUP)
-    g.wait_for("sighup-ignored")
+    (done,) = g.wait_for("reload-done")
+    assert done["result"] == "reloaded: nothing to change"
+    assert not g.events("child-exit")
     assert g.ask("/ready")[0] == 200
     assert g.stop() == 0, g.command.stderr
 

@@ -119,7 +119,7 @@ def test_a_zygote_that_must_not_be_forked_says_why_and_workers_are_execed(group:
     g = group(modes={"zygote": "thread"})
     g.wait_for("ready")
     (unfit,) = g.events("preload-unfit")
-    assert unfit["why"] == "after the import of group_actors:registry: thread 'exporter'"
+    assert unfit["why"] == "a fork is not safe after the import of group_actors:registry: thread 'exporter'"
     assert ways(g) == ["exec"]
     assert preload(g)["state"] == "unfit"
     assert preload(g)["why"] == unfit["why"]

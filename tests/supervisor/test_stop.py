@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from tests.supervisor.conftest import StartGroup
+from tests.supervisor.conftest import BOTH_WAYS, StartGroup
 from tests.support import wait_until
 
 GRACE = 10.0
@@ -42,6 +42,7 @@ def test_one_budget_for_all_not_one_after_the_other(group: StartGroup) -> None:
     assert time.monotonic() - began < GRACE
 
 
+@BOTH_WAYS
 def test_a_child_is_told_its_deadlines_and_may_use_them(group: StartGroup) -> None:
     g = group(modes={"io": "slow"}, tables={"[workers]": "cancellation_grace_period = 1\ncleanup_grace_period = 1"})
     g.wait_for("ready")
@@ -50,6 +51,7 @@ def test_a_child_is_told_its_deadlines_and_may_use_them(group: StartGroup) -> No
     assert 1 <= time.monotonic() - began < GRACE
 
 
+@BOTH_WAYS
 def test_a_second_signal_cancels_now(group: StartGroup) -> None:
     g = group(
         modes={"io": "slow"},
@@ -65,6 +67,7 @@ def test_a_second_signal_cancels_now(group: StartGroup) -> None:
     assert g.events("shutdown-hurry")[0]["reason"] == "SIGINT"
 
 
+@BOTH_WAYS
 def test_a_third_signal_kills_now(group: StartGroup) -> None:
     g = group(modes={"io": "deaf"}, tables={"[workers]": "replicas = 2"})
     g.wait_for("ready", 2)

@@ -12,12 +12,19 @@ from taskqd import __version__
 from taskqd.domain.names import nearest
 
 COMMANDS = {
+    "init": "Write a workgroup file, systemd units or Kubernetes manifests to begin with.",
     "run": "Run the workgroup of a TOML file: workers and a scheduler, watched and restarted.",
     "check": "Validate a workgroup file without starting anything.",
     "budget": "Print the database connections that a workgroup needs.",
     "status": "Show a running group on one screen.",
     "dump": "Print where a process of a running group is: the stacks of its threads.",
     "explain": "Explain the exit code of a process.",
+    "reload": "Read the workgroup file of a running group again and change what differs.",
+    "restart": "Replace processes of a running group by fresh ones.",
+    "drain": "Stop processes of a running group until they are resumed.",
+    "quiet": "Let workers of a running group claim no more jobs until they are resumed.",
+    "resume": "Undo quiet and drain.",
+    "scale": "Run another number of processes of a worker.",
     "health": "Ask a running group or process over its unix socket: live, ready, startup.",
     "worker": "Run one worker process.",
     "scheduler": "Run the scheduler process.",
@@ -29,6 +36,10 @@ DISPATCHED = ("run", "status", "health")
 """Commands that :mod:`taskqd.cli.main` runs itself, without click."""
 
 
+_CONTROL = ("reload", "restart", "drain", "quiet", "resume", "scale")
+"""Commands that share :mod:`taskqd.cli.control`."""
+
+
 class CommandGroup(click.Group):
     """A group that knows the names of its commands and imports the one that runs."""
 
@@ -37,9 +48,11 @@ class CommandGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import ``taskqd.cli.<name>`` and return its ``command``."""
+        """Import ``taskqd.cli.<name>`` and return its ``command``; or that of its name where several share a module."""
         if cmd_name not in COMMANDS or cmd_name in DISPATCHED:
             return None
+        if cmd_name in _CONTROL:
+            return getattr(import_module("taskqd.cli.control"), cmd_name)  # type: ignore[no-any-return]
         command = import_module(f"taskqd.cli.{cmd_name}").command
         assert isinstance(command, click.Command)  # noqa: S101 - each command module defines one
         return command

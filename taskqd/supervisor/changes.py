@@ -107,22 +107,35 @@ class Order:
 def order(old: Plan, new: Plan, changes: Changes) -> Order:
     """Return the order in which ``changes`` never hold more connections than the server grants.
 
-    Every step holds at most the larger of the old and the new need of each name, or, when that is too much and
-    what shrinks goes first, at most the larger of both plans; a surge adds one process to that.
+    Where what is new comes first, each name holds at some time the most that it ever does. Where that is too much
+    and what shrinks goes first, no step holds more than the larger of both plans. A surge adds one process.
     """
     before, after, allowed = Costs(old), Costs(new), Costs(new).allowed
-    names = before.total.keys() | after.total.keys()
-    both = after.fixed + sum(max(before.total.get(name, 0), after.total.get(name, 0)) for name in names)
-    larger = max(before.own, after.own)
-    grow_first = allowed is None or both <= allowed
-    peak = both if grow_first else larger
+    names = before.unit.keys() | after.unit.keys()
+    highest = after.fixed + sum(_most(before, after, name) for name in names)
+    grow_first = allowed is None or highest <= allowed
+    peak = highest if grow_first else max(before.own, after.own)
     return Order(
         grow_first=grow_first,
         surge=frozenset(
             name for name in changes.rolled if allowed is None or peak + after.unit.get(name, 0) <= allowed
         ),
-        rolls=tuple(sorted(changes.rolled, key=lambda name: after.total.get(name, 0) - before.total.get(name, 0))),
+        rolls=tuple(sorted(changes.rolled, key=lambda name: _kept(before, after, name) * _dearer(before, after, name))),
     )
+
+
+def _kept(before: Costs, after: Costs, name: str) -> int:
+    return min(before.replicas.get(name, 0), after.replicas.get(name, 0))
+
+
+def _dearer(before: Costs, after: Costs, name: str) -> int:
+    return after.unit.get(name, 0) - before.unit.get(name, 0)
+
+
+def _most(before: Costs, after: Costs, name: str) -> int:
+    """Return the most that a name holds when it is rolled, then grows, then shrinks."""
+    held = before.total.get(name, 0)
+    return max(held, held + _kept(before, after, name) * _dearer(before, after, name), after.total.get(name, 0))
 
 
 class Costs:
@@ -131,15 +144,15 @@ class Costs:
     def __init__(self, plan: Plan) -> None:
         budget = plan.budget
         pooler = bool(budget.get("pooler"))
-        replicas = {spec.name: spec.replicas for spec in plan.children}
-        self.unit = {
+        self.replicas = {spec.name: spec.replicas for spec in plan.children}
+        self.unit: dict[str, int] = {
             row["name"]: (row["direct"] + (0 if pooler else row["pooled"])) // max(row["replicas"], 1)
             for row in budget.get("workers", ())
         }
         """Of one process."""
         if budget.get("scheduler"):
             self.unit["scheduler"] = int(budget["scheduler"])
-        self.total = {name: cost * replicas.get(name, 0) for name, cost in self.unit.items()}
+        self.total = {name: cost * self.replicas.get(name, 0) for name, cost in self.unit.items()}
         """Of all processes of a name."""
         self.fixed = int(budget.get("leader", 0)) + int(budget.get("preflight", 0))
         self.own = self.fixed + sum(self.total.values())

@@ -164,10 +164,10 @@ class Monitor:
             child.slot = replace(child.slot, timing=plan.timing)
         self._wake.set()
 
-    def begin_generation(self) -> None:
-        """What is started from now on is new: forked, if at all, from a process that imports the actors afresh."""
+    def begin_generation(self, plan: Plan) -> None:
+        """What is started from now on is new: forked, if at all, from a process that imports ``plan``'s actors afresh."""
         self.generation += 1
-        actors = [(spec.arguments[-1], spec.preload) for spec in self._plan.children if spec.role == "worker"]
+        actors = [(spec.arguments[-1], spec.preload) for spec in plan.children if spec.role == "worker"]
         self._preload.start(registries_of(actors), self._base)
 
     def hire(self, spec: ChildSpec, index: int) -> Child:

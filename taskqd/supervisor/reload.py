@@ -62,7 +62,7 @@ class Reloader:
         names = list(dict.fromkeys(child.spec.name for child in targets))
         pace = order(plan, plan, Changes((), tuple(names), {}, (), ()))
         specs = {spec.name: spec for spec in plan.children}
-        self._monitor.begin_generation()
+        self._monitor.begin_generation(plan)
         roll = Roll(self._monitor, change, plan.settle_after)
         for child in sorted(targets, key=lambda child: pace.rolls.index(child.spec.name)):
             await roll.replace(child, specs[child.spec.name], surge=self._surges(child, pace))
@@ -92,7 +92,6 @@ class Reloader:
         self._check_paths(new)
         roll = Roll(self._monitor, change, plan.settle_after)
         if replicas > spec.replicas:
-            self._monitor.begin_generation()
             await roll.grow(spec, range(spec.replicas, replicas))
         else:
             await roll.shrink(self._monitor.roster.named(name)[replicas:])
@@ -116,7 +115,7 @@ class Reloader:
         if changes.nothing:
             change.end(ExitCode.DONE, "reloaded: nothing to change", **changes.describe())
             return
-        self._monitor.begin_generation()
+        self._monitor.begin_generation(new)
         try:
             await self._make(step, Roll(self._monitor, change, new.settle_after))
         except AbortedError as error:

@@ -31,20 +31,16 @@ class Verbs:
     accepted is done whether or not somebody reads on.
     """
 
+    NAMES = ("reload", "restart", "drain", "quiet", "resume", "scale")
+
     def __init__(self, around: Surroundings) -> None:
         self._around = around
         self._line = Line(around.journal)
         self._monitor: Monitor | None = None
         self._reloader: Reloader | None = None
         self._hung_up_early = False
-        self._makers: dict[str, Callable[[dict[str, Any]], Change]] = {
-            "reload": self._reload,
-            "restart": self._restart,
-            "drain": self._drain,
-            "quiet": self._quiet,
-            "resume": self._resume,
-            "scale": self._scale,
-        }
+        makers = (self._reload, self._restart, self._drain, self._quiet, self._resume, self._scale)
+        self._makers: dict[str, Callable[[dict[str, Any]], Change]] = dict(zip(self.NAMES, makers, strict=True))
 
     def routes(self) -> dict[str, Verb]:
         """Return what the group's socket takes a POST for."""

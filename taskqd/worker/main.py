@@ -67,6 +67,7 @@ class Worker:
         self._plan: ShutdownPlan | None = None
         self._plan_changed = asyncio.Event()
         self._signals = 0
+        self._quiet = False
         self._link = ControlLink.from_environ()
         self._watchdog = Watchdog(
             budget=settings.watchdog_loop_lag_budget,
@@ -123,6 +124,7 @@ class Worker:
         if self._link is not None:
             self._link.send_progress("registered")
         self._engine = await Engine.open(settings, self._registry, self.id, self._group)
+        self._engine.set_quiet(self._quiet)
         self._engine.start()
 
     def _database_away(self, why: str, pause: float) -> None:
@@ -224,6 +226,7 @@ class Worker:
         return self._plan
 
     def _on_quiet(self, quiet: bool) -> None:
+        self._quiet = quiet  # it may come before there is an engine
         if self._engine is not None:
             self._engine.set_quiet(quiet)
 

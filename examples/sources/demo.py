@@ -262,4 +262,8 @@ def show(summary, run: Path) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        console.print("Stopped. Run it again to go on.")
+        sys.exit(130)

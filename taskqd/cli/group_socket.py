@@ -30,18 +30,16 @@ def find_socket(group: str | None, path: str | None) -> str:
         return path
     if group is None and os.environ.get("TASKQD_SOCKET"):
         return os.environ["TASKQD_SOCKET"]
-    directories = [place for place in runtime_directories() if os.path.isdir(place)]
-    found = [os.path.join(place, name) for place in directories for name in _sockets(place)]
-    if group is not None:
-        found = [place for place in found if os.path.basename(place) == f"{group}.sock"]
-    if len({os.path.basename(place) for place in found}) > 1:
-        names = ", ".join(sorted(os.path.basename(place).removesuffix(".sock") for place in found))
-        raise NoGroupError(f"several groups run here ({names}): name one, or its socket with --socket")
-    if not found:
-        what = "no group" if group is None else f"no group {group!r}"
-        where = ", ".join(runtime_directories())
-        raise NoGroupError(f"{what} runs in {where}: name its socket with --socket or TASKQD_SOCKET")
-    return found[0]
+    for directory in runtime_directories():
+        names = [name for name in _sockets(directory) if group in (None, name.removesuffix(".sock"))]
+        if len(names) > 1:
+            groups = ", ".join(name.removesuffix(".sock") for name in names)
+            raise NoGroupError(f"several groups in {directory} ({groups}): name one, or its socket with --socket")
+        if names:
+            return os.path.join(directory, names[0])
+    what = "no group" if group is None else f"no group {group!r}"
+    where = ", ".join(runtime_directories())
+    raise NoGroupError(f"{what} in {where}: name its socket with --socket or TASKQD_SOCKET")
 
 
 def ask(path: str, question: str) -> dict[str, Any]:

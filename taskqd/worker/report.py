@@ -6,6 +6,7 @@ import time
 from uuid import UUID
 
 from taskqd.health.server import Report
+from taskqd.observe.logs import dropped
 from taskqd.worker.engine import Engine
 
 STALE_BEATS = 3
@@ -77,6 +78,7 @@ def metrics(engine: Engine | None) -> str:
         "taskq_worker_jobs_failed_total": engine.completer.failed,
         "taskq_worker_leases_lost_total": engine.completer.lost,
         "taskq_worker_outcomes_disowned_total": engine.completer.disowned,
+        "taskq_log_lines_dropped_total": dropped(),
     }
     lines = []
     for name, value in values.items():

@@ -8,6 +8,8 @@ import threading
 import time
 from dataclasses import dataclass
 
+from taskqd.observe import logs
+
 TAIL = 3.0
 """Seconds for the closes at the end; they run concurrently, each bounded by this."""
 LAST_SECOND = 1.0
@@ -54,6 +56,7 @@ def exit_within(seconds: float, code: int) -> None:
         time.sleep(seconds)
         sys.stdout.flush()
         sys.stderr.flush()
+        logs.flush()
         os._exit(code)
 
     if seconds <= 0:

@@ -10,7 +10,7 @@ import threading
 import time
 
 from taskqd.domain.exit_codes import ExitCode
-from taskqd.observe.logs import get_logger
+from taskqd.observe.logs import flush, get_logger
 
 _log = get_logger("taskqd.watchdog")
 
@@ -18,6 +18,7 @@ _log = get_logger("taskqd.watchdog")
 def trip(detector: str, why: str, code: ExitCode = ExitCode.INTERNAL) -> None:
     """Dump every thread's stack to standard error and end the process at once."""
     _log.critical("worker-watchdog-trip", detector=detector, why=why, exit_code=int(code))
+    flush()
     faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
     sys.stderr.flush()
     os._exit(code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,10 @@ _NUL = "\\u0000"
 _MASK = "**********"
 _MARKS = ("null", "NaN", "Infinity", _MASK)
 _NOT_FINITE = object()
+_MAX_DIGITS = 4300
+"""Digits of a whole number that Python reads."""
+_TOO_LONG = object()
+_LONG_NUMBER = re.compile(rf"[0-9]{{{_MAX_DIGITS + 1}}}")
 
 
 def holds_nul(text: str) -> bool:
@@ -30,13 +35,19 @@ def holds_nul(text: str) -> bool:
 
 def find_loss(text: str, dump: Callable[[], Any]) -> str:
     """Say what the JSON ``text`` does not keep of the value that ``dump`` returns as plain objects, ``""`` when it
-    keeps all: pydantic writes NaN and infinity as null, and secrets as asterisks."""
-    if not any(mark in text for mark in _MARKS):
+    keeps all: pydantic writes NaN and infinity as null, secrets as asterisks, and whole numbers that nobody reads."""
+    if not any(mark in text for mark in _MARKS) and not _LONG_NUMBER.search(text):
         return ""
-    return _loss(dump(), json.loads(text, parse_constant=lambda _: _NOT_FINITE))
+    return _loss(dump(), json.loads(text, parse_constant=lambda _: _NOT_FINITE, parse_int=_whole))
+
+
+def _whole(digits: str) -> object:
+    return int(digits) if len(digits.removeprefix("-")) <= _MAX_DIGITS else _TOO_LONG
 
 
 def _loss(value: Any, stored: Any) -> str:
+    if stored is _TOO_LONG:
+        return f"holds a whole number of more than {_MAX_DIGITS} digits, which cannot be read back; pass it as text"
     if isinstance(value, float):
         lost = not math.isfinite(value) and (stored is None or stored is _NOT_FINITE)
         return "holds NaN or infinity, which JSON cannot carry; use None instead" if lost else ""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -14,7 +15,10 @@ from taskqd.domain.status import TERMINAL, JobStatus
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """One job's row. Times are the database's, timezone-aware; ``payload``, ``result``, ``metadata`` decoded JSON."""
+    """One job's row. Times are the database's, timezone-aware; ``payload``, ``result``, ``metadata`` decoded JSON.
+
+    A whole number of more than 4,300 digits comes as a ``Decimal``, and what nests too deeply for Python as its text.
+    """
 
     id: UUID
     actor: str
@@ -59,5 +63,20 @@ class JobRow:
         values["status"] = JobStatus(values["status"])
         values["result_text"] = values["result"]
         for column in ("payload", "result", "metadata"):
-            values[column] = None if values[column] is None else json.loads(values[column])
+            values[column] = None if values[column] is None else _decoded(values[column])
         return cls(**values)
+
+
+def _decoded(text: str) -> Any:
+    """Return JSON as objects; what SQL has stored and Python cannot hold must not keep a whole page from being read."""
+    try:
+        return json.loads(text, parse_int=_whole)
+    except RecursionError:  # nested too deeply: left as text
+        return text
+
+
+def _whole(digits: str) -> int | Decimal:
+    try:
+        return int(digits)
+    except ValueError:  # longer than the interpreter reads
+        return Decimal(digits)

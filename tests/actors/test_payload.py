@@ -145,6 +145,14 @@ def test_nan_that_a_model_writes_as_text_is_kept_and_as_a_bare_word_refused() ->
         constants.encode_payload(Constants(x=math.inf))
 
 
+def test_a_whole_number_that_could_not_be_read_back_is_refused() -> None:
+    longest = {"a": [10**4299, -(10**4299)], "b": "7" * 5000}
+    assert free.decode_payload(free.encode_payload(Free(value=longest))).value == longest
+    for value in (10**4300, -(10**4300), [{"a": 10**5000}]):
+        with pytest.raises(PayloadNotStorableError, match="holds a whole number of more than 4300 digits"):
+            free.encode_payload(Free(value=value))
+
+
 def test_none_and_finite_numbers_beside_each_other_are_kept() -> None:
     value = {"a": None, "b": 1.5, "c": [None, 2.5], "NaN": "Infinity"}
     assert free.decode_payload(free.encode_payload(Free(value=value))).value == value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -158,6 +159,18 @@ async def test_a_connection_of_the_callers_pool_will_do(tq: TaskQ, dsn: str) -> 
         async with pool.acquire() as own, own.transaction():
             handle = await tq.enqueue(double, Number(), connection=own)
         assert await handle.status() is JobStatus.PENDING
+
+
+async def test_what_sql_stores_and_python_cannot_hold_is_still_read(
+    tq: TaskQ, conn: asyncpg.Connection, schema: str
+) -> None:
+    handle = await tq.enqueue(double, Number())
+    store = f'update "{schema}".jobs set payload = $2::text::jsonb where id = $1'
+    await conn.execute(store, handle.job_id, '{"n": 1' + "0" * 5000 + "}")
+    assert (await handle.row()).payload == {"n": Decimal("1e5000")}
+    deep = "[" * 3000 + "]" * 3000
+    await conn.execute(store, handle.job_id, deep)
+    assert json.dumps((await handle.row()).payload) in (deep, json.dumps(deep))  # some versions of Python do hold it
 
 
 # -- what is refused, before anything is stored -----------------------------------------------------

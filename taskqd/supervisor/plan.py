@@ -23,6 +23,8 @@ class ChildSpec:
     preload: str = "off"
     """``auto``, ``require`` or ``off``: whether it is forked from a process that has imported its actors."""
     settings: dict[str, Any] = field(default_factory=dict)
+    fingerprint: str = ""
+    """Of every effective setting but the secrets: it changes too when a ``.env`` file says something else."""
     graces: Graces = field(default_factory=lambda: Graces(30.0, 10.0))
     database_stale_after: float = 60.0
     """Seconds without a good answer of the database after which the process does not count as ready."""

@@ -5,6 +5,7 @@ Runs in the preflight child only: it loads the settings model.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Mapping
@@ -169,6 +170,7 @@ class _Resolver:
             replicas=replicas,
             preload=preload,
             settings={**own, "termination_grace_period": grace},
+            fingerprint=_fingerprint(settings),
             graces=graces,
             database_stale_after=_stale_after(settings),
             recycle=recycle,
@@ -189,6 +191,12 @@ class _Resolver:
 def _by_name(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys under the settings' own names: a worker's alias overrides a default's name."""
     return {ALIASES.get(key, key): value for key, value in keys.items()}
+
+
+def _fingerprint(settings: Settings) -> str:
+    # Secrets are asterisks in it. The default of the socket names this very process.
+    values = settings.model_dump_json(exclude={"health_socket_path"})
+    return hashlib.blake2b(values.encode(), digest_size=8).hexdigest()
 
 
 def _stale_after(settings: Settings) -> float:

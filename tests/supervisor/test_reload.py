@@ -149,6 +149,17 @@ def test_a_new_worker_that_does_not_come_up_ends_nobody(group: StartGroup) -> No
     assert g.stop() == 0, g.command.stderr
 
 
+def test_a_setting_of_a_dot_env_file_that_changed_is_a_change(group: StartGroup) -> None:
+    g = group(tables=TWO)
+    g.wait_for("ready", 3)
+    before = pids(g)
+    (g.directory / ".env").write_text("TASKQ_MAX_CONCURRENCY=7\n")
+    done = taskqd(g, "reload")
+    assert done.stdout.splitlines()[-1] == "reloaded: 1 unchanged, io replaced", "cpu has its own"
+    assert pids(g)["cpu.0"] == before["cpu.0"]
+    assert g.stop() == 0, g.command.stderr
+
+
 def test_the_scheduler_is_stopped_before_the_next_one_starts(group: StartGroup) -> None:
     g = group(tables={"scheduler": "enabled = true", **SOON})
     g.wait_for("ready", 2)

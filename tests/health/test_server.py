@@ -146,6 +146,83 @@ async def test_a_missing_directory_is_named(tmp_path: Path) -> None:
         await HealthServer(path, live=lambda: Report(True), ready=lambda: Report(True)).start()
 
 
+# -- verbs ----------------------------------------------------------------------------------------
+
+
+async def post(path: Path, target: str, body: bytes = b"{}") -> tuple[int, str, bytes]:
+    return await ask(path, f"POST {target} HTTP/1.1\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+
+
+async def test_a_verb_answers_line_by_line_as_it_goes(tmp_path: Path) -> None:
+    path, go_on = tmp_path / "a.sock", asyncio.Event()
+
+    async def roll(arguments: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        yield {"op": "accepted", **arguments}
+        await go_on.wait()
+        yield {"op": "done"}
+
+    async with serving(path, verbs={"/roll": roll}), asyncio.timeout(20):
+        reader, writer = await asyncio.open_unix_connection(str(path))
+        writer.write(b'POST /roll HTTP/1.1\r\nContent-Length: 13\r\n\r\n{"name":"io"}')
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson"
+        )
+        assert json.loads(await reader.readline()) == {"op": "accepted", "name": "io"}
+        assert (await get(path, "/live"))[0] == 200
+        go_on.set()
+        assert json.loads(await reader.readline()) == {"op": "done"}
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_many_who_wait_for_a_change_crowd_out_no_probe(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+
+    async def endless(_arguments: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        yield {"op": "accepted"}
+        await asyncio.Event().wait()
+
+    async with serving(path, verbs={"/wait": endless}), asyncio.timeout(30):
+        waiting = []
+        for _ in range(32):
+            reader, writer = await asyncio.open_unix_connection(str(path))
+            writer.write(b"POST /wait HTTP/1.1\r\n\r\n")
+            await reader.readuntil(b'"accepted"}\n')
+            waiting.append(writer)
+        assert (await post(path, "/wait"))[:2] == (503, "too many requests are being answered")
+        assert (await get(path, "/live"))[0] == 200
+        for writer in waiting:
+            writer.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "code"), [(b"[1]", 400), (b"{", 400), (b'{"a": "' + b"x" * 20_000 + b'"}', 413), (b"\xff", 400)]
+)
+async def test_what_is_no_object_reaches_no_verb(tmp_path: Path, body: bytes, code: int) -> None:
+    path = tmp_path / "a.sock"
+
+    async def never(_arguments: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        raise AssertionError
+        yield {}
+
+    async with serving(path, verbs={"/never": never}):
+        assert (await post(path, "/never", body))[0] == code
+        assert (await get(path, "/never"))[:2] == (405, "only POST")
+
+
+async def test_no_verb_is_taken_over_tcp(tmp_path: Path, unused_tcp_port: int) -> None:
+    async def never(_arguments: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        raise AssertionError
+        yield {}
+
+    async with serving(tmp_path / "a.sock", verbs={"/never": never}) as server, asyncio.timeout(20):
+        await server.listen_on_port("127.0.0.1", unused_tcp_port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", unused_tcp_port)
+        writer.write(b"POST /never HTTP/1.1\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 403 ")
+        writer.close()
+
+
 # -- the probe ------------------------------------------------------------------------------------
 
 

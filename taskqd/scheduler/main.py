@@ -250,6 +250,7 @@ class Scheduler:
             "db_ok_age_ms": 0 if beaten is None else round((time.monotonic() - beaten) * 1000),
             "tick_age_ms": None if age is None else round(age * 1000),
             "scheduler_id": str(self.id),
+            **({} if self._credentials is None else self._credentials.beat()),
         }
 
     def _live(self) -> Report:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from taskqd.domain.background import BackgroundLoop, FailureHook
-from taskqd.storage.credentials import EXPIRY_MARGIN, Credential, Login
+from taskqd.storage.credentials import EXPIRY_MARGIN, Credential, CredentialError, Login
 
 _SHORTEST_LOOK = 1.0
 
@@ -53,6 +53,11 @@ class Rotation:
         """Look no more; a renewal under way is cut off after ``timeout`` seconds."""
         await self._loop.stop(timeout)
 
+    def beat(self) -> dict[str, object]:
+        """What a beat tells: the age of the sessions in seconds, and why some could not be renewed, if so."""
+        age = round(time.monotonic() - self._renewed_at, 1)
+        return {"credential_age_s": age, "credentials_stale": self._stale}
+
     async def renew(self) -> list[Result]:
         """Renew every resource at once and return how that went for each. Raises ``CredentialError``."""
         async with self._renewing:
@@ -62,6 +67,13 @@ class Rotation:
                 self._in_use = fresh
             self._on_renewed(results)
             return results
+
+    async def _read(self) -> Credential | None:
+        try:
+            return None if self._login is None else await self._login.current(fresh=True)
+        except CredentialError as error:
+            self._stale = str(error)[:_LONGEST_REASON]
+            raise
 
     async def _step(self) -> float | None:
         if self._login is None:

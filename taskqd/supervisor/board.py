@@ -182,6 +182,16 @@ class Board:
                 "Memory that it shares with no other process.",
                 lambda c: c.private_bytes,
             ),
+            *self._per_child(
+                "taskqd_child_credential_age_seconds",
+                "Seconds since its sessions were opened or renewed.",
+                lambda c: _number(c, "credential_age_s"),
+            ),
+            *self._per_child(
+                "taskqd_child_credentials_stale",
+                "1 while some of its sessions could not be renewed.",
+                lambda c: int(bool(c.beat.get("credentials_stale"))),
+            ),
             *self.tally.lines(),
             *_preload(self.preload()),
             *_gauge(

@@ -57,10 +57,6 @@ class Child:
         self.beat_at: float | None = None
         self.reloads = False
         """It can take a new credential in place."""
-        self.credentials_at: float | None = None
-        """When its sessions were last renewed on request; None: not since its start."""
-        self.credentials_stale: str | None = None
-        """Why some of its sessions could not be renewed when that was last asked."""
         self.left_nothing = False
         """It said goodbye and held no jobs."""
         self.stopped = False
@@ -100,7 +96,7 @@ class Child:
         self.beat, self.beat_at, self._said, self._left = {}, None, "", ""
         self.stopped, self.has_canary, self.verdict, self.private_bytes = False, False, None, None
         self._word, self._unread = 0, ""
-        self.left_nothing, self.reloads, self.credentials_at, self.credentials_stale = False, False, None, None
+        self.left_nothing, self.reloads = False, False
         self._lines = lines = LineProtocol(self._receive, self._link_lost)
         await asyncio.get_running_loop().create_unix_connection(lambda: lines, sock=new.link)
         if self.quiet:
@@ -251,8 +247,6 @@ class Child:
             "made_by": "fork" if self.forked else "exec",
             "generation": self.generation,
             "quiet": self.quiet,
-            "credentials_age_s": round(now - (self.credentials_at or slot.spawned_at), 1),
-            "credentials_stale": self.credentials_stale,
             "drained": self.drained,
             "restarts": slot.restarts,
             "degraded": slot.degraded,

@@ -46,9 +46,6 @@ async def _ask(child: Child) -> dict[str, Any]:
         found = answer.get("results")
         results = found if isinstance(found, list) else []
         error = answer.get("error") or _failures(results)
-    child.credentials_stale = error
-    if error is None:
-        child.credentials_at = time.monotonic()
     return {"name": child.name, "ok": error is None, "ms": _ms_since(began), "error": error, "results": results}
 
 

@@ -56,6 +56,7 @@ def beat(engine: Engine | None, phase: str, slots: int, worker_id: UUID) -> dict
         "oldest_ms": _oldest(engine),
         "done": engine.completer.succeeded,
         "failed": engine.completer.failed,
+        **engine.credentials.beat(),
     }
 
 

@@ -161,7 +161,7 @@ StartGroup = Callable[..., Group]
 def group(
     start: Callable[..., Command], short_dir: Path, locked: Server, schema: str, admin: asyncpg.Connection
 ) -> StartGroup:
-    def run(credentials: str, *, workers: int = 2, env: dict[str, str] | None = None) -> Group:
+    def run(credentials: str, *, workers: int = 2, own: str = "", env: dict[str, str] | None = None) -> Group:
         (short_dir / "group.toml").write_text(
             f'actors = "group_actors:registry"\n[supervisor]\nruntime_dir = "run"\n[credentials]\n{credentials}\n'
             f'[[workers]]\nname = "io"\nreplicas = {workers}\nmax_concurrency = 4\nnotify_poll_interval = 1\n'
@@ -243,6 +243,34 @@ async def test_a_credential_that_does_not_work_leaves_the_old_sessions_in_use(
     secret.mount(secret.values[-1])
     running.command.signal(signal.SIGHUP)
     await eventually(lambda: any("failed" not in event for event in running.reloads()), ROTATION_WITHIN)
+
+
+async def test_a_worker_whose_own_credential_is_broken_is_named_and_goes_on(
+    group: StartGroup, secret: Secret, short_dir: Path
+) -> None:
+    own = short_dir / "own"
+    own.write_text(secret.values[-1])
+    running = group(
+        f'provider = "file"\npath = "{secret.path}"\nrefresh_interval = 0',
+        own=f'pg_credential_path = "{own}"',
+        workers=1,
+    )
+    before = await running.sessions()
+    own.write_text("")
+    running.command.signal(signal.SIGHUP)
+    (told,) = await eventually(running.reloads, ROTATION_WITHIN, running.command.stderr)
+    assert list(told["failed"]) == ["io.0"]
+    assert "the password must be one line of text" in told["failed"]["io.0"]
+    kept = await running.sessions()
+    roles = {role for pid, role in kept.items() if pid in before}
+    assert {"dispatch", "worker", "heartbeat", "notify"} <= roles
+    assert "scheduler" not in roles
+    await eventually(lambda: 'taskqd_child_credentials_stale{name="io",index="0"} 1' in running.metrics())
+    own.write_text(secret.values[-1])
+    running.command.signal(signal.SIGHUP)
+    await eventually(lambda: len(running.reloads()) == 2 and "failed" not in running.reloads()[-1], ROTATION_WITHIN)
+    await eventually(lambda: 'taskqd_child_credentials_stale{name="io",index="0"} 0' in running.metrics())
+    assert running.events("child-exit") == []
 
 
 async def test_every_process_notices_a_swapped_secret_by_itself(group: StartGroup, secret: Secret) -> None:

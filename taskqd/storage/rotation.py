@@ -11,6 +11,7 @@ from taskqd.domain.background import BackgroundLoop, FailureHook
 from taskqd.storage.credentials import EXPIRY_MARGIN, Credential, CredentialError, Login
 
 _SHORTEST_LOOK = 1.0
+_LONGEST_REASON = 500
 
 Renew = Callable[[], Awaitable[None]]
 """Replaces one pool or connection by a new one. Raises, and keeps the old one, where that fails."""
@@ -42,6 +43,8 @@ class Rotation:
         self._on_renewed = on_renewed
         self._renewing = asyncio.Lock()
         self._looked = False
+        self._renewed_at = time.monotonic()
+        self._stale: str | None = None
         self._loop = BackgroundLoop("credentials", self._step, cadence=max(interval, 1.0), on_failure=on_failure)
 
     def start(self) -> None:
@@ -61,10 +64,12 @@ class Rotation:
     async def renew(self) -> list[Result]:
         """Renew every resource at once and return how that went for each. Raises ``CredentialError``."""
         async with self._renewing:
-            fresh = None if self._login is None else await self._login.current(fresh=True)
+            fresh = await self._read()
             results = await asyncio.gather(*(_renew(name, renew) for name, renew in self._resources.items()))
-            if all(result["ok"] for result in results):
-                self._in_use = fresh
+            failed = [f"{result['resource']}: {result['error']}" for result in results if not result["ok"]]
+            self._stale = "; ".join(failed)[:_LONGEST_REASON] or None
+            if not failed:
+                self._in_use, self._renewed_at = fresh, time.monotonic()
             self._on_renewed(results)
             return results
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 import signal
+import socket
 import stat
 import sys
 import uuid
@@ -135,6 +136,16 @@ class Group:
         """What the supervisor told of rotations; its children's own lines name resources instead."""
         return [event for event in self.events("credentials-reloaded") if "children" in event]
 
+    def metrics(self) -> str:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(10)
+            sock.connect(str(self.directory / "run" / "group.sock"))
+            sock.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            answer = b""
+            while part := sock.recv(65536):
+                answer += part
+        return answer.decode()
+
     def pids(self) -> set[int]:
         return {child.pid for child in self.command.children()}
 
@@ -164,7 +175,7 @@ def group(
     def run(credentials: str, *, workers: int = 2, own: str = "", env: dict[str, str] | None = None) -> Group:
         (short_dir / "group.toml").write_text(
             f'actors = "group_actors:registry"\n[supervisor]\nruntime_dir = "run"\n[credentials]\n{credentials}\n'
-            f'[[workers]]\nname = "io"\nreplicas = {workers}\nmax_concurrency = 4\nnotify_poll_interval = 1\n'
+            f'[[workers]]\nname = "io"\nreplicas = {workers}\nmax_concurrency = 4\nnotify_poll_interval = 1\n{own}\n'
         )
         (short_dir / "group_actors.py").write_text(ACTORS)
         environ = child_environment(TASKQ_PG_DSN=locked.dsn(PASSWORD_ROLE), TASKQ_SCHEMA_NAME=schema, **(env or {}))

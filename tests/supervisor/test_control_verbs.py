@@ -52,7 +52,11 @@ def test_a_restart_replaces_processes_by_equal_ones(group: StartGroup) -> None:
     assert taskqd(g, "restart", "io.1").returncode == 0
     third = pids(g)
     assert {name for name in first if second[name] != third[name]} == {"io.1"}
+    supervisor = psutil.Process(g.command.pid)
+    files = supervisor.num_fds()
     assert taskqd(g, "restart").returncode == 0
+    wait_until(lambda: supervisor.num_fds() == files)
+    assert supervisor.num_threads() == 1
     assert not set(third.values()) & set(pids(g).values())
     assert g.ask("/ready")[0] == 200
     assert g.stop() == 0, g.command.stderr

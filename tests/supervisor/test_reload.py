@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -256,6 +257,35 @@ def test_reloads_at_the_same_time_are_few_and_all_are_answered(group: StartGroup
     assert len(g.events("spawn")) == 4, "the change was made once"
     assert not set(pids(g).values()) & set(before.values())
     assert g.stop() == 0, g.command.stderr
+
+
+def test_a_hang_up_before_there_is_a_plan_reloads_once_there_is_one(group: StartGroup) -> None:
+    g = group(tables=SOON)
+    g.wait_for("preflight")
+    g.command.signal(signal.SIGHUP)
+    g.wait_for("reload-done")
+    wait_until(lambda: g.ask("/ready")[0] == 200, 30)
+    assert len(g.events("spawn")) == 1
+    assert g.stop() == 0, g.command.stderr
+
+
+def test_deaths_while_a_process_is_replaced(group: StartGroup) -> None:
+    g = group(modes={"io": "picky"}, tables={"[workers]": "replicas = 2", "supervisor": "settle_after = 1.5"})
+    g.wait_for("ready", 2)
+    before = pids(g)
+    edit(g, ('name = "io"', 'name = "io"\nmax_concurrency = 3'))
+    g.command.signal(signal.SIGHUP)
+    successor = g.wait_for("ready", 3)[-1]["pid"]
+    os.kill(before["io.0"], signal.SIGKILL)  # the old one returns, and its successor takes its place all the same
+    wait_until(lambda: pids(g)["io.0"] == successor, 30)
+    second = wait_until(lambda: [e for e in g.events("ready") if e["child"] == "io.1"][1:], 30)[0]["pid"]
+    os.kill(second, signal.SIGKILL)  # within its settling: it is given up
+    assert "io.1: the new process did not come up: ended by SIGKILL" in g.wait_for("reload-failed")[0]["why"]
+    assert pids(g) == {"io.0": successor, "io.1": before["io.1"]}
+    wait_until(lambda: g.ask("/status")[1]["coming_or_going"] == [], 30)
+    assert g.ask("/ready")[0] == 200
+    assert g.stop() == 0, g.command.stderr
+    assert g.left_over() == []
 
 
 def test_the_socket_of_a_replaced_process_is_where_the_old_one_was(group: StartGroup) -> None:

@@ -15,7 +15,7 @@ import pytest
 from taskqd.health.probe import main as probe
 from tests.fleet import QUICK
 from tests.jobs import JobTable
-from tests.support import Command, child_environment, eventually, taskqd_argv
+from tests.support import REPOSITORY, Command, child_environment, eventually, taskqd_argv
 
 FILE = """\
 actors = "tests.apps.basic:actors"
@@ -29,6 +29,22 @@ max_concurrency = 4
 [[workers]]
 name = "idle"
 queues = ["other"]
+"""
+
+
+CODE = """\
+from pydantic import BaseModel
+from taskqd import actor
+
+class Nothing(BaseModel):
+    pass
+
+@actor(name="which")
+async def which(payload: Nothing) -> None:
+    with open("ran", "a") as file:
+        file.write("old")
+
+actors = [which]
 """
 
 
@@ -124,6 +140,28 @@ async def test_under_load_every_job_runs_once_while_all_workers_are_replaced(run
     for name in ("io.0", "io.1", "idle.0", "scheduler.0"):
         usual = running.directory / "run" / "group" / f"{name}.sock"
         assert probe(["ready", "--socket", str(usual)]) == 0, "where its predecessor answered"
+
+
+@pytest.mark.parametrize("preload", ["require", "off"])
+async def test_a_restart_runs_new_code(
+    start: Callable[..., Command], short_dir: Path, child_env: dict[str, str], jobs: JobTable, preload: str
+) -> None:
+    file = f'actors = "which_code:actors"\n[supervisor]\nruntime_dir = "run"\nsettle_after = 0\npreload = "{preload}"'
+    (short_dir / "which_code.py").write_text(CODE)
+    (short_dir / "group.toml").write_text(f'{file}\n[scheduler]\nenabled = false\n[[workers]]\nname = "io"\n')
+    command = start("run", "group.toml", env=child_env | QUICK | {"PYTHONPATH": f"{short_dir}:{REPOSITORY}"})
+    running = Running(command, short_dir)
+    await eventually(lambda: '"event": "ready"' in command.stderr, 60, command.stderr)
+    for code in ("old", "renewed"):
+        if code == "renewed":
+            (short_dir / "which_code.py").write_text(CODE.replace('"old"', '"renewed"'))
+            done = running.taskqd("restart")
+            assert done.returncode == 0, done.stderr
+        await jobs.plant(1, actor="'which'")
+        await eventually(lambda: (short_dir / "ran").exists() and (short_dir / "ran").read_text().endswith(code), 30)  # noqa: B023
+    assert (running.status()["io.0"]["made_by"] == "exec") == (preload == "off")
+    command.process.terminate()
+    assert command.wait() == 0, command.stderr
 
 
 async def test_quiet_stops_claims_and_resume_starts_them_again(running: Running, jobs: JobTable) -> None:

@@ -10,7 +10,7 @@ from taskqd.settings import SETTING_NAMES, describe
 from taskqd.settings.model import ALIASES
 from taskqd.settings.resolve import DEFAULT, DEFAULTS, WORKER, Resolved
 from taskqd.supervisor.plan import ChildSpec, Plan
-from taskqd.supervisor.workgroup import BudgetOptions, SupervisorOptions, Workgroup
+from taskqd.supervisor.workgroup import BudgetOptions, SupervisorOptions, WorkerEntry, Workgroup
 
 SUPERVISOR = "the supervisor"
 MASKED = "***"
@@ -45,6 +45,8 @@ def show_values(workgroup: Workgroup, plan: Plan, resolved: Mapping[str, Resolve
         *_options("supervisor", workgroup.supervisor, workgroup, decided),
         *_options("budget", workgroup.budget, workgroup, {}),
     ]
+    for worker in workgroup.workers:
+        found.extend(_worker(worker, workgroup))
     for child in plan.children:
         found.extend(_settings(child, workgroup, plan, resolved))
     return [asdict(value) for value in found]
@@ -58,6 +60,20 @@ def _options(
         unit = "seconds" if isinstance(value, float) else None
         source = workgroup.written(f"{part}.{option.name}")
         yield Value(part, option.name, _plain(value), unit, source or DEFAULT)
+
+
+def _worker(worker: WorkerEntry, workgroup: Workgroup) -> Iterator[Value]:
+    """Yield the keys of a ``[[workers]]`` table that are no settings."""
+    part = f"workers.{worker.name}"
+    shared = {"actors": workgroup.written("actors"), "preload": workgroup.written("supervisor.preload")}
+    for key in ("actors", "replicas", "preload"):
+        source = workgroup.written(f"{part}.{key}") or shared.get(key) or DEFAULT
+        yield Value(worker.name, key, getattr(worker, key), None, source)
+    for limit in fields(worker.recycle):
+        name = f"recycle.{limit.name}"
+        unit = {"max_age": "seconds", "max_private_mb": "MiB"}.get(limit.name)
+        source = workgroup.written(f"{part}.{name}") or DEFAULT
+        yield Value(worker.name, name, getattr(worker.recycle, limit.name), unit, source)
 
 
 def _settings(child: ChildSpec, workgroup: Workgroup, plan: Plan, resolved: Mapping[str, Resolved]) -> Iterator[Value]:
@@ -88,8 +104,9 @@ def _source(name: str, child: ChildSpec, workgroup: Workgroup, resolved: Resolve
     if source not in part:
         return source
     names = [name, *(alias for alias, real in ALIASES.items() if real == name)]
-    written = (workgroup.written(f"{part[source]}.{each}") for each in names)
-    return next((place for place in written if place), source)
+    keys = [f"{part[source]}.{each}" for each in names]
+    keys.append(f"credentials.{name.removeprefix('pg_credential_')}")
+    return next(filter(None, map(workgroup.written, keys)), source)
 
 
 def _plain(value: Any) -> Any:

@@ -143,8 +143,8 @@ class Workgroup:
             for position, worker in longest_first:  # "a.b" may be a worker, or the key b of worker "a"
                 if rest == worker.name or rest.startswith(f"{worker.name}."):
                     own = rest[len(worker.name) + 1 :]
-                    return (part, position, *([own] if own else []))
-        return (part, *([rest] if rest else []))
+                    return (part, position, *(own.split(".") if own else []))
+        return (part, *(rest.split(".") if rest else []))
 
 
 def load_workgroup(path: str, known_settings: Collection[str] | None = None) -> tuple[Workgroup, list[str]]:

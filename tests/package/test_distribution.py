@@ -103,7 +103,8 @@ def test_the_wheel_carries_code_migrations_and_statements(built: Built) -> None:
     assert migrations
     templates = {name for name in _sources("taskqd/cli/templates/**/*") if (REPOSITORY / name).is_file()}
     assert len(templates) > 15
-    assert names >= migrations | templates | _sources("taskqd/**/*.py") | _sources("taskqd/**/*.sql") | {"taskqd/py.typed"}
+    code = _sources("taskqd/**/*.py") | _sources("taskqd/**/*.sql") | {"taskqd/py.typed"}
+    assert names >= migrations | templates | code
     packages = {name.split("/")[0] for name in names}
     assert packages == {"taskqd", built.wheel.name.removesuffix("-py3-none-any.whl") + ".dist-info"}
 

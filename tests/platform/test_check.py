@@ -53,6 +53,12 @@ name = "few"
 actors = "check_actors:few"
 queues = ["forgotten"]
 default_start_to_close = "1h"
+replicas = 2
+[workers.recycle]
+max_age = "1h"
+[credentials]
+provider = "file"
+path = "/etc/taskqd/pg.json"
 """
 
 
@@ -103,6 +109,10 @@ def test_every_effective_value_with_its_unit_and_source(check: Callable[..., Com
     assert shown("io", "termination_grace_period") == (60, "seconds", "environment")
     assert shown("io", "pg_dsn") == ("***", None, "environment")
     assert shown("few", "default_start_to_close") == (3600, "seconds", "group.toml:13")
+    assert shown("few", "replicas") == (2, None, "group.toml:14")
+    assert shown("few", "recycle.max_age") == (3600, "seconds", "group.toml:16")
+    assert shown("io", "actors") == ("check_actors:all", None, "group.toml:1")
+    assert shown("io", "pg_credential_path") == ("/etc/taskqd/pg.json", None, "group.toml:19")
     assert shown("few", "worker_label") == ("few.<index>", None, "the supervisor")
     assert shown("supervisor", "health_address") == (["0.0.0.0", 8081], None, "group.toml:3")
     assert shown("supervisor", "termination_grace_period")[0] == 60

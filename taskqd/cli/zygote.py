@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from taskqd.supervisor.fork_server import ForkServer
+from taskqd.supervisor.fork_server import ForkServer, leave
 
 
 def main(references: Sequence[str]) -> int:
@@ -47,4 +47,4 @@ def _work(server: ForkServer, actors: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

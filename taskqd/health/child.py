@@ -48,7 +48,8 @@ def arm() -> None:
         if os.getppid() != int(supervisor):
             os._exit(_ORPHANED)
         _prefer_as_oom_victim()
-        _show_name()
+        name = os.environ.get("TASKQD_NAME")
+        show_name(f"{name}.{os.environ.get('TASKQD_INDEX', '0')}" if name else "helper")
     _show_stacks_in(_dump_file())
 
 
@@ -59,11 +60,10 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _show_name() -> None:
-    """Be found in process lists: of forked processes the command line is that of what they were forked from."""
-    name, index = os.environ.get("TASKQD_NAME"), os.environ.get("TASKQD_INDEX", "0")
+def show_name(name: str) -> None:
+    """Be found in process lists by name: the command line of a forked process is that of what it was forked from."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="utf-8") as file:
-        file.write(f"taskqd {name}.{index}" if name else "taskqd helper")
+        file.write(f"taskqd {name}")
 
 
 def _prefer_as_oom_victim() -> None:

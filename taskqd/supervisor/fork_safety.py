@@ -59,13 +59,13 @@ def one_thread_each(environ: MutableMapping[str, str] | None = None) -> Iterator
 
 def _threads() -> Iterator[str]:
     names = {thread.native_id: thread.name for thread in threading.enumerate()}
+    main = os.getpid()
     for task in sorted(map(int, os.listdir("/proc/self/task"))):
-        if task == os.getpid():
+        if task == main:
             continue
-        if task in names:
-            yield f"thread {names[task]!r}"
-        else:
-            yield f"thread {_command_name(task)!r} of a library"
+        own = names.get(task) or _command_name(task)
+        # Without a name of its own a thread has that of the one that started it.
+        yield "a thread of a library" if own == _command_name(main) else f"thread {own!r}"
 
 
 def _command_name(task: int) -> str:

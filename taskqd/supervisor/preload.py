@@ -182,16 +182,19 @@ class Preload:
         first = self._phase is Phase.IMPORTING and self._patient
         return Way.WAIT if first or spec.preload == "require" else Way.EXEC
 
-    def fork(self, child: Child, environment: Mapping[str, str]) -> None:
-        """Ask for a process for ``child``; :meth:`made` has it in a moment, or :meth:`way` changes."""
+    def fork(self, child: Child, environment: Mapping[str, str], *, output: int | None = None) -> None:
+        """Ask for a process for ``child`` that prints to ``output``; :meth:`made` has it in a moment, or :meth:`way`
+        changes."""
         assert self._zygote is not None  # noqa: S101 - `way` said so
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         self._request = _Request(child, ours, dump_file(), time.monotonic() + _ANSWER_TIMEOUT)
         dump = self._request.dump
         own = {name: value for name, value in environment.items() if self._environment.get(name) != value}
-        line = encode({"op": "fork", "arguments": child.spec.arguments, "environment": own})
-        passed = [theirs.fileno(), *([] if dump is None else [dump])]
+        line = encode(
+            {"op": "fork", "arguments": child.spec.arguments, "environment": own, "output": output is not None}
+        )
+        passed = [theirs.fileno(), *([] if output is None else [output]), *([] if dump is None else [dump])]
         try:
             sent = socket.send_fds(self._zygote.link, [line], passed)
         except OSError:

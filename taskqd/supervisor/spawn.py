@@ -88,8 +88,8 @@ def child_environment(
     }
 
 
-def spawn(command: Sequence[str], environment: Mapping[str, str]) -> NewProcess:
-    """Make a process in a session of its own. Raises ``OSError`` when the system refuses.
+def spawn(command: Sequence[str], environment: Mapping[str, str], *, output: int | None = None) -> NewProcess:
+    """Make a process in a session of its own, that prints to ``output``. Raises ``OSError`` when the system refuses.
 
     Must be called on the main thread: the death signal follows the thread that made the process.
     """
@@ -101,6 +101,8 @@ def spawn(command: Sequence[str], environment: Mapping[str, str]) -> NewProcess:
         process = subprocess.Popen(
             list(command),
             stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
             pass_fds=passed,
             start_new_session=True,
             env={

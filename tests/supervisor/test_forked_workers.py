@@ -25,7 +25,7 @@ async def look(payload: Look) -> None:
 
 
 ACTORS = """\
-import gc, json, os, random, sys, threading, uuid
+import atexit, gc, json, os, random, sys, threading, uuid
 from pydantic import BaseModel
 from taskqd import actor, new_uuid
 
@@ -33,6 +33,7 @@ AT_IMPORT = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"), "pid": os.get
 os.environ["SET_BY_IMPORT"] = "yes"
 os.environ["TASKQ_LOG_LEVEL"] = "nonsense"
 random.random(), uuid.uuid4(), new_uuid()
+atexit.register(lambda: print("goodbye", os.getpid()))
 
 class Look(BaseModel):
     pass
@@ -117,6 +118,8 @@ async def test_forked_workers_run_jobs_and_repeat_no_random_number(
         assert len({*a[kind], *b[kind]}) == len(a[kind]) + len(b[kind]), f"{kind} repeats"
     command.process.terminate()
     assert command.wait() == 0, command.stderr
+    goodbyes = sorted(int(line.split()[1]) for line in command.stdout.splitlines() if line.startswith("goodbye"))
+    assert goodbyes == sorted(seen["pid"] for seen in (a, b))
     assert command.children() == []
 
 

@@ -237,7 +237,7 @@ def default_model() -> Model:
         schema=answers.schema,
         slots=answers.replicas * answers.max_concurrency,
         port=8081,
-        plan=Plan(group=answers.name, children=(), grace=answers.grace),
+        plan=Plan(group=answers.name, children=(), grace=answers.grace, health_address=answers.health_address),
         graces=graces,
     )
 

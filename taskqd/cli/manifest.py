@@ -189,15 +189,14 @@ def _compare_probes(work: Workload, plan: Plan) -> Iterator[Finding]:
 
 
 def _compare_http(work: Workload, plan: Plan, path: _Path, http: Mapping[str, Any]) -> Iterator[Finding]:
-    served = plan.report["health_address"]
-    if served is None:
+    if plan.health_address is None:
         text = "nothing answers over TCP: set [supervisor] health_address, or probe with exec `taskqd health`"
         yield work.document.finding(path, text, True)
         return
     named = {port.get("name"): port.get("containerPort") for port in _at(work.container, ("ports",)) or []}
     port = named.get(http.get("port"), http.get("port"))
-    if port != served[1]:
-        text = f"{port!r} is not the port of [supervisor] health_address, {served[1]}"
+    if str(port) != plan.health_address.rpartition(":")[2]:
+        text = f"{port!r} is not the port of [supervisor] health_address = {plan.health_address!r}"
         yield work.document.finding((*path, "port"), text, True)
     if http.get("path") not in ("/startup", "/live", "/ready"):
         text = f"{http.get('path')!r} must be /startup, /live or /ready"

@@ -79,6 +79,7 @@ def needs_restart(old: Plan, new: Plan) -> list[str]:
     pairs = [
         ("[supervisor] name", old.group, new.group),
         ("[supervisor] runtime_dir", old.runtime_dir, new.runtime_dir),
+        ("[supervisor] health_address", old.health_address, new.health_address),
         ("schema_name", old.budget.get("schema"), new.budget.get("schema")),
         ("the database", old.budget.get("database"), new.budget.get("database")),
     ]

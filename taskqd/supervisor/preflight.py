@@ -192,7 +192,6 @@ def _report(found: Resolution, show: bool) -> dict[str, object]:
         "stop": describe_stop(found.plan.grace, found.plan.children),
         "interrupted": find_interrupted(crews),
         "unserved": find_unserved(crews),
-        "health_address": found.workgroup.supervisor.health_address,
         "values": show_values(found.workgroup, found.plan, found.resolved) if show else [],
     }
 

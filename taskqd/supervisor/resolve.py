@@ -63,6 +63,7 @@ def resolve(path: str) -> Resolution:
         resolver.check_boot_timeout(group.settings.database_boot_timeout)
     if resolver.problems or group is None:
         raise WorkgroupError(resolver.problems)
+    address = workgroup.supervisor.health_address
     plan = Plan(
         group=workgroup.supervisor.name,
         children=tuple(spec for spec, _ in parts),
@@ -71,6 +72,7 @@ def resolve(path: str) -> Resolution:
         max_booting=workgroup.supervisor.max_booting or len(os.sched_getaffinity(0)),
         app_dir=workgroup.app_dir,
         runtime_dir=workgroup.supervisor.runtime_dir,
+        health_address=address and f"{address[0]}:{address[1]}",
         settle_after=workgroup.supervisor.settle_after,
     )
     return Resolution(

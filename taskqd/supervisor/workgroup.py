@@ -102,9 +102,13 @@ class WorkerEntry:
     """One ``[[workers]]`` table: ``replicas`` equal processes."""
 
     name: str
+    """What its processes are called, followed by their numbers: ``io.0``, ``io.1``. Must be set."""
     actors: str
+    """Their actors, as ``module:attribute``. Default: those above the tables."""
     replicas: int = 1
+    """How many processes."""
     preload: str = "auto"
+    """Like ``preload`` in ``[supervisor]``, which is its default."""
     recycle: RecycleLimits = NO_LIMITS
     settings: dict[str, Any] = field(default_factory=dict)
 

@@ -152,7 +152,7 @@ OOMPolicy=continue
 """
 
 
-PLAN = Plan(group="group", children=(), grace=85, report={"health_address": ["0.0.0.0", 8081]})
+PLAN = Plan(group="group", children=(), grace=85, health_address="0.0.0.0:8081")
 
 
 @pytest.fixture
@@ -353,7 +353,7 @@ def test_a_manifest_that_could_fit_better_is_warned_of(
 
 
 def test_a_probe_over_tcp_without_an_address(manifest: Callable[..., list[str]]) -> None:
-    found = manifest(MANIFEST, replace(PLAN, report={"health_address": None}))
+    found = manifest(MANIFEST, replace(PLAN, health_address=None))
     assert "startupProbe.httpGet: nothing answers over TCP" in found[0]
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import socket
 import urllib.error
 import urllib.request
+from dataclasses import replace
 
 import pytest
 
+from taskqd.supervisor.changes import needs_restart
+from taskqd.supervisor.plan import Plan
 from taskqd.supervisor.workgroup import parse_workgroup
 from tests.supervisor.conftest import StartGroup, group  # noqa: F401 - the fixture
 
@@ -59,6 +62,13 @@ def test_a_taken_port_refuses_the_start_and_leaves_nothing(group: StartGroup) ->
         assert g.command.wait() == 78
         assert f"cannot listen on 127.0.0.1:{port}" in g.command.stderr
         assert g.left_over() == []
+
+
+def test_a_reload_cannot_change_it_and_says_so() -> None:
+    plan = Plan(group="g", children=(), health_address="0.0.0.0:8081")
+    assert needs_restart(plan, plan) == []
+    (line,) = needs_restart(plan, replace(plan, health_address=None))
+    assert line.startswith("[supervisor] health_address changes from '0.0.0.0:8081' to ")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ SYSTEMD, K8S = REPOSITORY / "systemd", REPOSITORY / "k8s"
 UNITS = sorted(SYSTEMD.glob("*.service"))
 MANIFESTS = sorted(path for path in K8S.rglob("*.yaml") if path.name not in ("kustomization.yaml", "probes.yaml"))
 GRACE = describe("termination_grace_period").default
-PLAN = replace(default_model().plan, report={"health_address": ["0.0.0.0", 8081]})
+PLAN = default_model().plan
 
 
 def tree(directory: Path) -> dict[str, str]:

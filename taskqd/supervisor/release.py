@@ -123,8 +123,9 @@ class Releaser:
             try:
                 self._done(workers, await self._helper(workers), "helper")
                 return True
-            except TaskQError as error:
-                faults.append(f"helper: {error}")
+            except (TaskQError, OSError, LookupError, ValueError) as error:
+                # Whatever it says, or does not say: one broken helper must not be the last attempt.
+                faults.append(f"helper: {error or type(error).__name__}")
         self._journal.tell("release-failed", "warning", workers=workers, why="; ".join(faults))
         return False
 

@@ -217,6 +217,7 @@ class Monitor:
     def _notify(self) -> None:
         """Tell the service manager, once a round: a supervisor that makes none is not fed to its watchdog."""
         booting = [child.slot.deadline for child in self._children if child.slot.state is State.BOOTING]
+        booting.append(self._preload.ready_by)
         if latest := max((deadline for deadline in booting if deadline is not None), default=None):
             self._notifier.boot_until(latest)
         self._notifier.round(self._board.headline(), ready=self._board.came_up)
@@ -324,6 +325,7 @@ class Monitor:
         self._last_moment = last_moment(now, self._plan.grace)
         self._journal.tell("shutdown-begin", reason=reason, within_s=round(self._last_moment - now, 2))
         self._board.stops_by = self._last_moment
+        self._preload.end()
         self._notifier.stopping(self._board.headline())
         for child in self._children:
             child.deadlines = deadlines(now, self._plan.grace, child.spec.graces)

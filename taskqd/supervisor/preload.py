@@ -34,6 +34,7 @@ _ANSWER_TIMEOUT = FORK_TIMEOUT + 1.0
 _BACKOFF_MAX = 60.0
 _ATTEMPTS = 3
 _STABLE_AFTER = 10.0
+_FORK_PAUSE = 10.0
 _SHORTLY = 2.0
 
 
@@ -116,6 +117,7 @@ class Preload:
         self._phase = Phase.OFF
         self._why = ""
         self._untold: dict[str, str | None] = {}
+        self._no_fork_until = 0.0
         self._zygote: NewProcess | None = None
         self._deadline: float | None = None
         self._starts = 0
@@ -150,16 +152,20 @@ class Preload:
             return
         self._launch()
 
-    async def stop(self) -> None:
-        """End the zygote. What it has forked goes on."""
-        self._registries = ()
+    def end(self) -> None:
+        """Fork nothing more. What was forked goes on."""
+        self._registries, self._phase, self._untold = (), Phase.OFF, {}
         self._forget_request()
         self._forget_made()
         if self._zygote is not None:
             kill_group(self._zygote.process.pid)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_SHORTLY):
-                    await self._ended.wait()
+
+    async def stop(self) -> None:
+        """End, and return when the zygote is gone."""
+        self.end()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SHORTLY):
+                await self._ended.wait()
 
     def tick(self, now: float) -> None:
         """Start a zygote that is due, end one that is overdue."""
@@ -175,6 +181,8 @@ class Preload:
         """Return how a process of ``spec`` is to be started now."""
         if spec.preload == "off" or self._phase is Phase.OFF:
             return Way.EXEC
+        if self._phase is Phase.READY and time.monotonic() < self._no_fork_until:
+            return Way.WAIT if spec.preload == "require" else Way.EXEC
         if self._phase is Phase.READY:
             return Way.WAIT if self._request else Way.FORK
         if self._phase is Phase.UNFIT:
@@ -217,6 +225,11 @@ class Preload:
             return
         with contextlib.suppress(OSError):  # it has ended, which the reaper tells
             new.link.send(GO)
+
+    @property
+    def ready_by(self) -> float | None:
+        """When the import that goes on must be over, in monotonic seconds; None when none does."""
+        return self._deadline if self._phase is Phase.IMPORTING else None
 
     def refusal(self, specs: Sequence[ChildSpec]) -> tuple[ExitCode, str] | None:
         """Return why the group cannot come up: a worker requires what is not to be had."""
@@ -329,6 +342,8 @@ class Preload:
 
     def _take(self, new: NewProcess, message: Mapping[str, Any]) -> None:
         match message["op"]:
+            case _ if not self._registries:
+                return
             case "ready":
                 self._phase, self._deadline, self._ready_at = Phase.READY, None, time.monotonic()
                 self._import_s = message["import_s"]
@@ -341,8 +356,9 @@ class Preload:
                 if message["op"] == "forked":
                     made = NewProcess(Forked(message["pid"]), request.link, request.dump)
                     self._made.append((request.child, made))
-                else:
+                else:  # the system refuses: for want of memory, mostly, of which an exec needs less
                     request.drop()
+                    self._no_fork_until = time.monotonic() + _FORK_PAUSE
                     self._made.append((request.child, message["why"]))
             case _:
                 pass  # an answer that came too late

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -12,6 +13,10 @@ import time
 from pathlib import Path
 
 from taskqd.supervisor.fork_server import ForkServer
+
+
+def refuse() -> int:
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
 
 def main() -> int:
@@ -24,6 +29,8 @@ def main() -> int:
         own = modes.get("zygote", [])
         if "thread" in own:
             threading.Thread(target=time.sleep, args=(1000,), name="exporter", daemon=True).start()
+        if "cannot-fork" in own:
+            os.fork = refuse
         if "slow" in own:
             time.sleep(1000)
         if "dies" in own:

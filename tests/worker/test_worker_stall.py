@@ -16,9 +16,9 @@ WAIT = 40
 
 
 async def test_an_actor_that_blocks_the_loop_keeps_its_lease(fleet: Fleet, tq: TaskQ, jobs: JobTable) -> None:
-    """Blocked for one and a half leases, while two others look for expired ones."""
+    """Blocked for longer than its lease, while two others look for expired ones."""
     worker = fleet.worker(concurrency=2)
-    handle = await tq.enqueue(basic.blocks, Work(key="a", seconds=6.0))
+    handle = await tq.enqueue(basic.blocks, Work(key="a", seconds=5.0))
     await fleet.wait_for_executions(1)
     others = await tq.enqueue(basic.succeed, Work(key="b"), queue="other")
     fleet.worker(queues="default,other")
@@ -91,7 +91,7 @@ async def test_a_worker_frozen_for_a_moment_goes_on(fleet: Fleet, tq: TaskQ) -> 
 async def test_a_worker_frozen_while_idle_goes_on_however_long_it_was(fleet: Fleet, tq: TaskQ) -> None:
     worker = fleet.worker()
     worker.signal(signal.SIGSTOP)
-    time.sleep(5.0)
+    time.sleep(3.0)
     worker.signal(signal.SIGCONT)
     assert await (await tq.enqueue(basic.succeed, Work(key="a"))).wait(WAIT) == "a"
     assert worker.process.poll() is None

@@ -18,6 +18,7 @@ COMMANDS = {
     "budget": "Print the database connections that a workgroup needs.",
     "status": "Show a running group on one screen.",
     "dump": "Print where a process of a running group is: the stacks of its threads.",
+    "logs": "Print what the processes of a running group print, where that is captured.",
     "explain": "Explain the exit code of a process.",
     "reload": "Read the workgroup file of a running group again and change what differs.",
     "restart": "Replace processes of a running group by fresh ones.",

@@ -68,8 +68,8 @@ class HealthServer:
     ``path`` (mode 0600).
 
     The callables run on the event loop and must be quick and never touch the database. One that raises is
-    answered with 500. ``metrics`` returns the Prometheus text format, now or once awaited. Verbs are for root and this process's own
-    user; they are answered as they go, and go on when the asker leaves.
+    answered with 500. ``metrics`` returns the Prometheus text format, now or once awaited. Verbs are for root and
+    this process's own user; they are answered as they go, and go on when the asker leaves.
     """
 
     def __init__(

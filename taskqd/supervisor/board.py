@@ -19,6 +19,12 @@ from taskqd.supervisor.tally import Tally
 _DUMP_TIME = 2.0
 """Seconds in which a process must have shown its stacks."""
 
+_LOG_PAUSE = 0.2
+"""Seconds between two looks at what was printed, for whoever follows."""
+
+_SIGN_OF_LIFE = 10.0
+"""Seconds after which whoever follows hears something even when nothing was printed."""
+
 _DUMP_PAUSE = 0.1
 """Seconds without more of them after which they are whole."""
 
@@ -63,7 +69,35 @@ class Board:
 
     def verbs(self) -> dict[str, Verb]:
         """Return what the group's socket does for its own user, besides changes."""
-        return {"/dump": self.dump}
+        return {"/dump": self.dump, "/logs": self.logs}
+
+    async def logs(self, arguments: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        """Yield what the processes called ``name``, or all, printed last; with ``follow`` what comes from now on."""
+        name = arguments.get("name")
+        wanted = [child for child in self.children if name in (None, child.name, child.spec.name)]
+        if not wanted:
+            names = [child.name for child in self.children]
+            yield {"error": f"no process {name!r}{nearest(str(name), names) or ': there are ' + ', '.join(names)}"}
+            return
+        if all(child.capture is None for child in self.children):
+            yield {"error": 'nothing is captured here: the processes print to the standard error of their supervisor; '
+                   'set [supervisor] logs = "capture"'}
+            return
+        marks: dict[int, int] = {}
+        silent_since = time.monotonic()
+        while True:
+            for child in [each for each in self.children if name in (None, each.name, each.spec.name)]:
+                capture = child.capture
+                if capture is not None and (text := capture.since(marks.get(id(capture), 0))):
+                    marks[id(capture)] = capture.total
+                    silent_since = time.monotonic()
+                    yield {"child": child.name, "text": text}
+            if not arguments.get("follow"):
+                return
+            if time.monotonic() - silent_since > _SIGN_OF_LIFE:
+                silent_since = time.monotonic()
+                yield {}  # whoever has gone is noticed only when something is written to him
+            await asyncio.sleep(_LOG_PAUSE)
 
     async def dump(self, arguments: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
         """Let the process ``name`` show the stacks of its threads, and yield them, or an error."""

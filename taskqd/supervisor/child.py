@@ -15,6 +15,7 @@ from typing import Any
 from taskqd.health.canary import split_words
 from taskqd.health.control import PROTOCOL_VERSION
 from taskqd.health.lines import LineProtocol, Message
+from taskqd.supervisor.capture import Capture
 from taskqd.supervisor.events import Beat, Broken, Event, Progress, Ready
 from taskqd.supervisor.plan import ChildSpec
 from taskqd.supervisor.reaper import kill_group
@@ -65,6 +66,8 @@ class Child:
         """A thread of it speaks up when its event loop is silent."""
         self.verdict: str | None = None
         """What it suffers from, if that is known."""
+        self.capture: Capture | None = None
+        """Reads what its processes print, if anybody here does."""
         self.private_bytes: int | None = None
         """The memory that it shares with no other process, when it was last measured."""
         self.shown = 0
@@ -105,6 +108,8 @@ class Child:
     def bury(self, code: int) -> None:
         """Forget the process, which ended with ``code``."""
         self._left = self.read_dump()
+        if self.capture is not None:
+            self.capture.finish()
         if self._process is not None:
             self._process.returncode = code  # it was waited for elsewhere; Popen must not try
             self._process = None
@@ -124,8 +129,9 @@ class Child:
         return bool(self._said)
 
     def last_words(self) -> dict[str, str | None]:
-        """Return why the process said it would end, and the stacks or the traceback that it left."""
-        return {"said": self._said or None, "left": self._left or None}
+        """Return why the process said it would end, the stacks or the traceback that it left, what it printed last."""
+        printed = None if self.capture is None else self.capture.tail() or None
+        return {"said": self._said or None, "left": self._left or None, "output": printed}
 
     def read_dump(self) -> str:
         """Return the stacks that the process has written since the last call, and empty the file."""

@@ -105,6 +105,7 @@ async def run_group(
                     notifier=notifier,
                     releaser=releaser,
                     preload=preload,
+                    capture=_captures(workgroup.supervisor.logs, log),
                 )
                 verbs.attach(monitor, board)
                 stop_signals.listener = monitor.stop
@@ -120,6 +121,10 @@ async def run_group(
     finally:
         reaper.stop()
         notifier.close()
+
+
+def _captures(wanted: str, log: Journal) -> bool:
+    return wanted == "capture" or (wanted == "auto" and log.human)
 
 
 async def _preflight(

@@ -36,6 +36,15 @@ class Journal:
         line = _plain(event, level, everything) if self._human else _json(event, level, everything)
         self._write(line.encode("utf-8", "backslashreplace")[:_LONGEST] + b"\n")
 
+    @property
+    def human(self) -> bool:
+        """A person reads along, on a terminal."""
+        return self._human
+
+    def pass_on(self, line: bytes) -> None:
+        """Write a line that a process has printed."""
+        self._write(line)
+
     def _write(self, line: bytes) -> None:
         # Chunks of PIPE_BUF: a pipe that polls writable takes that much without blocking.
         for start in range(0, len(line), _CHUNK):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import time
 import uuid
@@ -13,6 +14,7 @@ from typing import Any
 
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.supervisor.board import Board
+from taskqd.supervisor.capture import Capture
 from taskqd.supervisor.child import Child
 from taskqd.supervisor.events import (
     AskToDrain,
@@ -74,6 +76,7 @@ class Monitor:
         notifier: Notifier | None = None,
         releaser: Releaser,
         preload: Preload,
+        capture: bool = False,
     ) -> None:
         self._plan = plan
         self._notifier = notifier or Notifier("")
@@ -87,6 +90,7 @@ class Monitor:
         self._environ = environ
         self._base = base_environment(environ, plan.app_dir)
         self._instance = str(uuid.uuid4())
+        self._captures = capture
         self.generation = 1
         """Counts the states of the group; each reload and restart that starts processes begins a new one."""
         self.roster = Roster()
@@ -269,17 +273,33 @@ class Monitor:
         )
         way = self._preload.way(child.spec)
         if way is Way.FORK:
-            self._preload.fork(child, environment)
+            with self._output_of(child) as output:
+                self._preload.fork(child, environment, output=output)
             return
         if way is Way.NONE:
             self._apply(child, SpawnFailed(f'preload = "require": {self._preload.reason()}', _jitter()))
             return
         try:
-            new = spawn(self._command(child.spec), environment)
+            with self._output_of(child) as output:
+                new = spawn(self._command(child.spec), environment, output=output)
         except OSError as error:
             self._apply(child, SpawnFailed(error.strerror or str(error), _jitter()))
             return
         await self._take_over(child, new)
+
+    @contextlib.contextmanager
+    def _output_of(self, child: Child) -> Iterator[int | None]:
+        """Give what a new process prints to, or None when it is the supervisor's own standard error."""
+        if not self._captures:
+            yield None
+            return
+        if child.capture is None:
+            child.capture = Capture(child.name, self._journal.pass_on, colour=self._journal.human)
+        output = child.capture.open()
+        try:
+            yield output
+        finally:
+            os.close(output)
 
     async def _take_forked(self, child: Child, made: NewProcess | str) -> None:
         if child.slot.state is not State.SPAWNING:  # told to stop meanwhile
@@ -367,7 +387,10 @@ class Monitor:
             case AskToDrain():
                 child.ask_to_drain("shutdown" if self._stops_done else child.slot.replaced or "retired")
             case Tell("child-exit", level, fields):
-                self._journal.tell("child-exit", level, child=child.name, **fields, **child.last_words())
+                words = child.last_words()
+                if level == "info":
+                    words["output"] = None  # nothing went wrong that it could explain
+                self._journal.tell("child-exit", level, child=child.name, **fields, **words)
             case Tell(event, level, fields):
                 self._journal.tell(event, level, child=child.name, **fields)
             case EndGroup(code, why):

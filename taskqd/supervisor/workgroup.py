@@ -81,6 +81,9 @@ class SupervisorOptions:
     preload: str = "auto"
     """Whether workers are forked from a process that has imported their actors once: ``"auto"`` where it is safe,
     ``"require"`` or not at all, ``"off"`` never. A worker may have its own."""
+    logs: str = "auto"
+    """Who reads what the processes print: they ``inherit`` the supervisor's standard error, or it ``capture``s them.
+    ``auto``: it does on a terminal. Read at the start."""
     max_booting: int | None = None
     """How many workers may boot at the same time. Default: the number of usable CPUs."""
 
@@ -240,6 +243,7 @@ def _supervisor(table: Table, stem: str, settings: Collection[str]) -> Superviso
         hang_kill_after=table.seconds("hang_kill_after", 30.0, 0.5, 3600),
         settle_after=table.seconds("settle_after", 2.0, 0, 600),
         preload=table.choice("preload", "auto", PRELOAD),
+        logs=table.choice("logs", "auto", ("auto", "inherit", "capture")),
         max_booting=table.count("max_booting", None, 1, MAX_REPLICAS),
     )
     if options.backoff_max < options.backoff_initial:

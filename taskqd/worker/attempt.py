@@ -23,6 +23,7 @@ class Attempt:
         "forced",
         "job_id",
         "number",
+        "overdue",
         "payload",
         "queue",
         "ref",
@@ -58,6 +59,8 @@ class Attempt:
         self.cancellation = Cancellation()
         self.forced = False
         """True once its task was cancelled by us."""
+        self.overdue = False
+        """True once it was settled as timed out though its handler had not ended."""
         self.disowned = False
         """True once its outcome no longer counts: its lease is lost, or it was handed back."""
 

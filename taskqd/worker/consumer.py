@@ -42,6 +42,7 @@ class Consumers:
         *,
         worker_id: UUID,
         default_start_to_close: float | None,
+        cleanup_grace: float,
         result_max_bytes: int,
         message_max_chars: int,
     ) -> None:
@@ -50,6 +51,7 @@ class Consumers:
         self._jobs = jobs
         self._worker_id = worker_id
         self._default_start_to_close = default_start_to_close
+        self._cleanup_grace = cleanup_grace
         self._result_max_bytes = result_max_bytes
         self._message_max_chars = message_max_chars
         self._threads = ThreadPoolExecutor(slots.size, thread_name_prefix="taskqd-actor")
@@ -129,7 +131,7 @@ class Consumers:
             seconds = time.monotonic() - began
             if task.cancelling():
                 await _forget_cancellation(task)
-            if outcome is not None:
+            if outcome is not None and not attempt.overdue:
                 completer.submit(outcome)
                 if not completer.has_room:
                     await completer.room()
@@ -154,6 +156,8 @@ class Consumers:
                 result = await _InContext(ref.fn(*arguments), context)
             else:
                 timeout = asyncio.timeout(limit)
+                until = limit + self._cleanup_grace
+                overdue = asyncio.get_running_loop().call_later(until, self._give_up, attempt, limit)
                 try:
                     async with timeout:
                         result = await _InContext(ref.fn(*arguments), context)
@@ -161,9 +165,18 @@ class Consumers:
                     if timeout.expired():
                         return _timed_out(attempt, limit)
                     return self._explain(attempt, error)
+                finally:
+                    overdue.cancel()
             return self._success(attempt, result)
         except BaseException as error:
             return self._explain(attempt, error)
+
+    def _give_up(self, attempt: Attempt, limit: float) -> None:
+        """Settle an attempt whose actor has not ended after its cancellation. Its slot stays taken until it does."""
+        _log.warning("cancellation-ignored", job_id=str(attempt.job_id), actor=attempt.ref.name, start_to_close=limit)
+        attempt.overdue = True
+        attempt.cancellation.request(CancelOrigin.TIMEOUT)
+        self._completer.submit(_timed_out(attempt, limit))
 
     def _limit(self, attempt: Attempt) -> float | None:
         """Seconds the attempt may run: the job's own, else its actor's, else the worker's default."""

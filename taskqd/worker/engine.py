@@ -101,6 +101,7 @@ class Engine:
             Jobs(worker_pool, enqueuer, self._wake),
             worker_id=worker_id,
             default_start_to_close=settings.default_start_to_close,
+            cleanup_grace=settings.cleanup_grace_period,
             result_max_bytes=settings.result_max_bytes,
             message_max_chars=settings.exception_message_max_chars,
         )
@@ -315,7 +316,7 @@ class Engine:
     def _release_running(self) -> None:
         """Hand back what ignored its cancellation. A plain function's row stays: its thread still works on it."""
         for attempt in self.consumers.running:
-            if attempt.started_at is not None and not attempt.ref.is_sync:
+            if attempt.started_at is not None and not attempt.ref.is_sync and not attempt.overdue:
                 attempt.disowned = True
                 self.completer.submit(Released(attempt, time.monotonic() - attempt.started_at, SHUTDOWN))
 

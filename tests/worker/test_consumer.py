@@ -53,6 +53,7 @@ class Harness:
             nothing,
             worker_id=new_uuid(),
             default_start_to_close=default_start_to_close,
+            cleanup_grace=0.2,
             result_max_bytes=1000,
             message_max_chars=200,
         )
@@ -217,6 +218,19 @@ async def test_a_thread_past_its_limit_is_recorded_at_once_and_keeps_its_slot(ha
     assert attempt.cancellation.origin is CancelOrigin.TIMEOUT
     await eventually(lambda: harness.slots.busy == 0)
     assert harness.collector.outcomes == [outcome], "what the thread returns later is not an outcome"
+
+
+async def test_an_actor_that_ignores_its_cancellation_is_recorded_and_keeps_its_slot(harness: Harness) -> None:
+    attempt = make_attempt("stubborn", '{"key": "a", "seconds": 1.5}', start_to_close=0.1)
+    harness.slots.put([attempt])
+    await eventually(lambda: harness.collector.outcomes)
+    (outcome,) = harness.collector.outcomes
+    assert (outcome.error_class, outcome.message, outcome.retryable) == ("TimeoutError", "start_to_close", True)
+    assert harness.slots.busy == 1
+    assert harness.consumers.running == [attempt]
+    assert attempt.cancellation.origin is CancelOrigin.TIMEOUT
+    await eventually(lambda: harness.slots.busy == 0)
+    assert harness.collector.outcomes == [outcome], "what it returns later is not an outcome"
 
 
 async def test_plain_functions_run_on_as_many_threads_as_there_are_slots(harness: Harness) -> None:

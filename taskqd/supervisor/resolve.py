@@ -186,6 +186,8 @@ class _Resolver:
                 key, *rest = re.split(r"(?=[ :])", line.removeprefix(prefix), maxsplit=1)
                 if part == "defaults" and key in self._workgroup.credentials:
                     part, key = "credentials", key.removeprefix("pg_credential_")
+                aliases = (alias for alias, name in ALIASES.items() if name == key)
+                key = next((each for each in aliases if self._workgroup.written(f"{part}.{each}")), key)
                 return "".join([self._workgroup.place(f"{part}.{key}"), *rest])
         return line
 

@@ -70,6 +70,19 @@ def test_a_group_from_its_start_to_its_stop(group: StartGroup, manager: Manager)
     assert "WATCHDOG" not in order
 
 
+def test_a_reload_is_told_from_its_begin_to_its_end(group: StartGroup, manager: Manager) -> None:  # noqa: F811
+    g = group(NOTIFY_SOCKET=manager.address)
+    manager.wait_for("READY")
+    for ask in range(1, 3):
+        g.command.signal(signal.SIGHUP)
+        wait_until(lambda ask=ask: [*map(next, map(iter, manager.read()))].count("READY") == 1 + ask, 60)
+        (g.directory / "group.toml").write_text("broken")
+    assert g.stop() == 0
+    states = [message for message in manager.read() if {"RELOADING", "READY", "STOPPING"} & message.keys()]
+    assert [next(iter(state)) for state in states] == ["READY", *["RELOADING", "READY"] * 2, "STOPPING"]
+    assert all("MONOTONIC_USEC" in state for state in states if "RELOADING" in state)
+
+
 def test_a_group_that_does_not_come_up_is_never_called_ready(group: StartGroup, manager: Manager) -> None:  # noqa: F811
     g = group(modes={"io": "exit-70"}, tables={"supervisor": "backoff_initial = 0.05"}, NOTIFY_SOCKET=manager.address)
     assert g.command.wait(60) == 70

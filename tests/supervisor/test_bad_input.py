@@ -97,6 +97,12 @@ def test_a_password_in_the_file_is_refused_and_not_shown(start: Start, write: Ca
     assert "hunter2" not in command.stderr
 
 
+def test_a_setting_is_named_as_it_is_written(start: Start, write: Callable[..., None]) -> None:
+    write(GROUP + 'soft_stop_timeout = "soon"\n')
+    message = refused(start("check", "group.toml"), 78)
+    assert message.startswith("group.toml:6:workers.io.soft_stop_timeout = 'soon': must be a duration")
+
+
 def test_graces_that_cannot_fit(start: Start, write: Callable[..., None]) -> None:
     write(GROUP.replace("[[workers]]", "termination_grace_period = 30\n[[workers]]") + "soft_stop_timeout = 30\n")
     assert "cancellation_grace_period 30 = 30 s must be less than" in refused(start("check", "group.toml"), 78)

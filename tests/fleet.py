@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,10 +113,13 @@ def wait_for_event(command: Command, name: str, timeout: float = 30.0) -> dict[s
     return entry
 
 
-def gone(pid: int) -> bool:
-    """True when no process has this id."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
+def ask(path: Path, target: str) -> str:
+    """Send a GET to a health socket and return the whole answer."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(10)
+        client.connect(str(path))
+        client.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        parts = []
+        while part := client.recv(65536):
+            parts.append(part)
+    return b"".join(parts).decode()

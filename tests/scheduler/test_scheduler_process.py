@@ -103,7 +103,8 @@ async def test_a_stop_lets_the_running_transaction_finish(fleet: Fleet, jobs: Jo
     await jobs.conn.execute(
         f"""
         create table "{jobs.schema}".probe (stage text);
-        create or replace function "{jobs.schema}".expire_deadlines(max_rows integer) returns integer language plpgsql as $$
+        create or replace function "{jobs.schema}".expire_deadlines(max_rows integer) returns integer
+        language plpgsql as $$
         begin
             perform pg_sleep(1.5);
             insert into "{jobs.schema}".probe values ('done');

@@ -118,14 +118,19 @@ async def test_two_schemas_do_not_touch(jobs: JobTable, dsn: str) -> None:
             worker = await one.register()
             await one.update(await one.running(worker, 2), lock_expires_at=EXPIRED)
             await one.plant(status="'scheduled'")
+            await one.plant(status="'cancelled'", idempotency_key="'the same'")
         untouched = await other.image()
-        async with jobs.conn.transaction():
-            assert (await jobs.tick())["reaped"] == 2
-            assert (await jobs.promote())["promoted"] == 1
-            assert await other.image() == untouched
-            assert (await other.tick())["reaped"] == 2, "the lock is this schema's own"
-        assert await jobs.counts() == {"pending": 3}
-        assert await other.counts() == {"pending": 2, "scheduled": 1}
+        async with other.listening(dsn) as heard:
+            async with jobs.conn.transaction():
+                assert (await jobs.tick())["reaped"] == 2
+                assert (await jobs.promote())["promoted"] == 1
+                assert await other.image() == untouched
+                async with other_conn.transaction():
+                    assert (await other.tick())["reaped"] == 2, "the lock is this schema's own"
+            await eventually(lambda: heard)
+            assert len(heard) == 1, "the wake-up of its own reap and no other"
+        assert await jobs.counts() == {"pending": 3, "cancelled": 1}
+        assert await other.counts() == {"pending": 2, "scheduled": 1, "cancelled": 1}
     finally:
         await other_conn.execute(f'drop schema if exists "{name}" cascade')
         await other_conn.close()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import signal
-import socket
 import time
 from pathlib import Path
 
 import asyncpg
 import pytest
 
-from tests.fleet import Fleet, wait_for_event
+from tests.fleet import Fleet, ask, wait_for_event
 from tests.jobs import JobTable
 from tests.postgres import PASSWORD_ROLE, Server
 from tests.support import wait_until
@@ -186,20 +185,9 @@ def test_workers_that_start_at_once_agree(fleet: Fleet) -> None:
 def test_the_health_socket_answers_and_goes_with_the_process(fleet: Fleet, short_dir: Path) -> None:
     path = short_dir / "w.sock"
     worker = fleet.worker(env={"TASKQ_HEALTH_SOCKET_PATH": str(path)})
-    assert _get(path, "/live").startswith("HTTP/1.1 200")
-    assert _get(path, "/ready").startswith("HTTP/1.1 200")
-    assert "taskq_worker_max_concurrency 4" in _get(path, "/metrics")
+    assert ask(path, "/live").startswith("HTTP/1.1 200")
+    assert ask(path, "/ready").startswith("HTTP/1.1 200")
+    assert "taskq_worker_max_concurrency 4" in ask(path, "/metrics")
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
     wait_until(lambda: not path.exists())
-
-
-def _get(path: Path, target: str) -> str:
-    with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(10)
-        client.connect(str(path))
-        client.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-        parts = []
-        while part := client.recv(65536):
-            parts.append(part)
-    return b"".join(parts).decode()

@@ -11,7 +11,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from tests.fleet import Fleet, events, wait_for_event
+from tests.fleet import Fleet, ask, events, wait_for_event
 from tests.jobs import JobTable
 from tests.postgres import Server, embedded
 from tests.proxy import Proxy
@@ -199,12 +199,22 @@ async def _renewed(jobs: JobTable, job: UUID) -> bool:
     return (await jobs.row(job))["last_heartbeat_at"] is not None
 
 
-async def test_an_idle_worker_waits_out_any_outage(fleet: Fleet, table: Table, proxy: Proxy) -> None:
-    worker = fleet.worker(env={"TASKQ_PG_DSN": proxy.dsn()})
+async def test_an_idle_worker_waits_out_any_outage_alive_and_not_ready(
+    fleet: Fleet, table: Table, proxy: Proxy, short_dir: Path
+) -> None:
+    """Restarting it could not help, so its liveness does not depend on the database; its readiness does."""
+    health = short_dir / "w.sock"
+    worker = fleet.worker(env={"TASKQ_PG_DSN": proxy.dsn(), "TASKQ_HEALTH_SOCKET_PATH": str(health)})
+    assert ask(health, "/ready").startswith("HTTP/1.1 200")
     proxy.cut()
     wait_for_event(worker, "worker-isolated", 15)
     await asyncio.sleep(2.5)
+    assert ask(health, "/live").startswith("HTTP/1.1 200")
+    answer = ask(health, "/ready")
+    assert answer.startswith("HTTP/1.1 503")
+    assert "database" in answer
     proxy.restore()
+    await eventually(lambda: ask(health, "/ready").startswith("HTTP/1.1 200"), 20)
     async with table as jobs:
         (job,) = await jobs.plant()
         await eventually(lambda: _has(jobs, job, "succeeded"), 20)

@@ -272,15 +272,14 @@ class Monitor:
             health_socket=child.health_socket,
         )
         way = self._preload.way(child.spec)
-        if way is Way.FORK:
-            with self._output_of(child) as output:
-                self._preload.fork(child, environment, output=output)
-            return
         if way is Way.NONE:
             self._apply(child, SpawnFailed(f'preload = "require": {self._preload.reason()}', _jitter()))
             return
         try:
             with self._output_of(child) as output:
+                if way is Way.FORK:
+                    self._preload.fork(child, environment, output=output)
+                    return
                 new = spawn(self._command(child.spec), environment, output=output)
         except OSError as error:
             self._apply(child, SpawnFailed(error.strerror or str(error), _jitter()))

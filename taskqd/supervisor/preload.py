@@ -192,12 +192,17 @@ class Preload:
 
     def fork(self, child: Child, environment: Mapping[str, str], *, output: int | None = None) -> None:
         """Ask for a process for ``child`` that prints to ``output``; :meth:`made` has it in a moment, or :meth:`way`
-        changes."""
+        changes. Raises ``OSError`` when the system refuses."""
         assert self._zygote is not None  # noqa: S101 - `way` said so
-        ours, theirs = socket.socketpair()
+        dump = dump_file()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError:
+            if dump is not None:
+                os.close(dump)
+            raise
         ours.setblocking(False)
-        self._request = _Request(child, ours, dump_file(), time.monotonic() + _ANSWER_TIMEOUT)
-        dump = self._request.dump
+        self._request = _Request(child, ours, dump, time.monotonic() + _ANSWER_TIMEOUT)
         own = {name: value for name, value in environment.items() if self._environment.get(name) != value}
         line = encode(
             {"op": "fork", "arguments": child.spec.arguments, "environment": own, "output": output is not None}

@@ -169,13 +169,16 @@ class Verbs:
 
         async def resume(change: Change) -> Rest:
             targets = find()
-            for child in self._everybody({child.name for child in targets}):
-                child.set_quiet(False)
             for child in targets:
-                change.tell(f"{child.name} {'starts' if child.slot.pid is None else 'claims'} again", child=child.name)
                 if child.drained or child.slot.state is State.FATAL:
+                    change.tell(f"{child.name} starts again", child=child.name)
                     child.drained = False
                     monitor.rehire(child)
+                elif child.quiet:
+                    change.tell(f"{child.name} claims again", child=child.name)
+            for child in self._everybody({child.name for child in targets}):
+                if child.quiet:
+                    child.set_quiet(False)
             return partial(_resumed, change, targets)
 
         return self._line.add("resume", resume)

@@ -162,7 +162,7 @@ class Monitor:
 
     def take_over(self, plan: Plan) -> None:
         """Run by ``plan`` from now on: its limits and times hold at once, and for what is started later all of it."""
-        self._plan, self._board.budget = plan, plan.budget
+        self._plan, self._board.budget, self._board.grace = plan, plan.budget, plan.grace
         self._base = base_environment(self._environ, plan.app_dir)
         for child in self._children:
             child.slot = replace(child.slot, timing=plan.timing)

@@ -146,6 +146,20 @@ def test_the_module_is_the_command(python: Path, tmp_path: Path) -> None:
     assert installed.startswith(str(python.parent.parent))
 
 
+def test_the_wheel_writes_and_compares_units_and_manifests(python: Path, tmp_path: Path) -> None:
+    taskqd = str(python.with_name("taskqd"))
+    (tmp_path / "jobs.py").write_text(ACTORS)
+    workgroup = ["--actors", "jobs:actors", "--health-address", "127.0.0.1:8081"]
+    _run([taskqd, "init", "workgroup", *workgroup], tmp_path)
+    for platform, option, file in (
+        ("systemd", "--unit", "systemd/taskqd.service"),
+        ("k8s", "--manifest", "k8s/base/deployment.yaml"),
+    ):
+        _run([taskqd, "init", platform, "workgroup.toml"], tmp_path)
+        checked = _run([taskqd, "check", "workgroup.toml", "--platform", platform, option, file], tmp_path)
+        assert "ok: workgroup 'myapp', 3 processes" in checked
+
+
 def test_the_types_of_the_wheel_are_seen(python: Path, tmp_path: Path) -> None:
     (tmp_path / "jobs.py").write_text(ACTORS + "\nreveal_type(add)\n")
     done = subprocess.run(

@@ -80,6 +80,7 @@ def needs_restart(old: Plan, new: Plan) -> list[str]:
         ("[supervisor] name", old.group, new.group),
         ("[supervisor] runtime_dir", old.runtime_dir, new.runtime_dir),
         ("[supervisor] health_address", old.health_address, new.health_address),
+        ("[supervisor] logs", old.logs, new.logs),
         ("schema_name", old.budget.get("schema"), new.budget.get("schema")),
         ("the database", old.budget.get("database"), new.budget.get("database")),
     ]

@@ -28,6 +28,8 @@ class ChildSpec:
     graces: Graces = field(default_factory=lambda: Graces(30.0, 10.0))
     database_stale_after: float = 60.0
     """Seconds without a good answer of the database after which the process does not count as ready."""
+    queues: tuple[str, ...] = ()
+    """What a worker takes its jobs from."""
     recycle: RecycleLimits = field(default_factory=RecycleLimits)
     """What it may come to before it makes room for a fresh one."""
 
@@ -47,6 +49,8 @@ class Plan:
     settle_after: float = 2.0
     """Seconds that a new process must have been ready before it counts."""
     health_address: str | None = None
+    logs: str = "auto"
+    """As written in the file."""
     """``host:port`` that serves probes and metrics over TCP, if any."""
     budget: dict[str, Any] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
@@ -66,6 +70,7 @@ class Plan:
                     **child,
                     "arguments": tuple(child["arguments"]),
                     "graces": Graces(**child["graces"]),
+                    "queues": tuple(child["queues"]),
                     "recycle": RecycleLimits(**child["recycle"]),
                 }
             )

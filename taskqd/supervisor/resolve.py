@@ -73,6 +73,7 @@ def resolve(path: str) -> Resolution:
         app_dir=workgroup.app_dir,
         runtime_dir=workgroup.supervisor.runtime_dir,
         health_address=address and f"{address[0]}:{address[1]}",
+        logs=workgroup.supervisor.logs,
         settle_after=workgroup.supervisor.settle_after,
     )
     return Resolution(
@@ -175,6 +176,7 @@ class _Resolver:
             fingerprint=_fingerprint(settings),
             graces=graces,
             database_stale_after=_stale_after(settings),
+            queues=() if name == SCHEDULER else tuple(settings.queues),
             recycle=recycle,
         )
         found.append((spec, settings))

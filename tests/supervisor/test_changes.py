@@ -137,6 +137,7 @@ def test_what_an_aborted_reload_left_is_looked_at_again() -> None:
     [
         ({"group": "h"}, "[supervisor] name changes from 'g' to 'h'"),
         ({"runtime_dir": "run"}, "[supervisor] runtime_dir changes from the default to 'run'"),
+        ({"logs": "capture"}, "[supervisor] logs changes from 'auto' to 'capture'"),
         ({"budget": {"schema": "t"}}, "schema_name changes from 's' to 't'"),
         ({"budget": {"schema": "s", "database": "a@b:1/c"}}, "the database changes from the default to 'a@b:1/c'"),
     ],

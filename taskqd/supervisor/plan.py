@@ -49,9 +49,9 @@ class Plan:
     settle_after: float = 2.0
     """Seconds that a new process must have been ready before it counts."""
     health_address: str | None = None
+    """``host:port`` that serves probes and metrics over TCP, if any."""
     logs: str = "auto"
     """As written in the file."""
-    """``host:port`` that serves probes and metrics over TCP, if any."""
     budget: dict[str, Any] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
     """What ``check`` and ``budget`` tell beside the plan; empty for a run."""

@@ -54,13 +54,21 @@ def screen(status: dict[str, Any], width: int) -> str:
         parts.append(f"budget {budget['required']}/{budget.get('available') or '?'} connections")
     if status.get("stop_budget_s") is not None:
         parts.append(f"stop budget {status['stop_budget_s']:g} s (platform {status['grace_s']:g})")
+    ages = [child["credentials_age_s"] for child in children if child.get("credentials_age_s") is not None]
+    if any(child.get("credentials_stale") for child in children):
+        parts.append("credentials stale")
+    elif ages and children:
+        parts.append(f"credentials fresh {span(max(ages))}")
+    if status.get("change"):
+        parts.append(f"{status['change']} under way")
     if status.get("up_s") is not None:
         parts.append(f"up {span(status['up_s'])}")
     lines = [" · ".join(parts)]
     if status.get("why_not_ready") and status["phase"] == "running":
         lines.append(f"not ready: {status['why_not_ready']}")
     lines += _ways(status.get("preload") or {})
-    rows = [_COLUMNS, *(_row(child) for child in children)]
+    beside = [{**child, "name": f"↳ {child['name']}"} for child in status.get("coming_or_going") or []]
+    rows = [_COLUMNS, *(_row(child) for child in (*children, *beside))]
     return "\n".join(line[:width].rstrip() for line in [*lines, "", *_table(rows)])
 
 
@@ -114,7 +122,7 @@ def _row(child: dict[str, Any]) -> tuple[str, ...]:
         f"{beat['inflight']}/{beat['slots']}" if works else "",
         "" if oldest is None else span(oldest / 1000),
         "" if private is None else f"{private / 1024**2:.0f}M",
-        ",".join(child.get("queues") or []) if isinstance(child.get("queues"), list) else str(child["queues"] or ""),
+        ",".join(child.get("queues") or []),
     )
 
 

@@ -107,6 +107,7 @@ class Child:
 
     def bury(self, code: int) -> None:
         """Forget the process, which ended with ``code``."""
+        self.stopped, self.verdict = False, None
         self._left = self.read_dump()
         if self.capture is not None:
             self.capture.finish()
@@ -263,7 +264,7 @@ class Child:
             "verdict": self.verdict,
             "recycled": slot.recycled,
             "private_bytes": self.private_bytes,
-            "queues": self.spec.settings.get("queues"),
+            "queues": list(self.spec.queues),
         }
 
     def _receive(self, message: Message) -> None:

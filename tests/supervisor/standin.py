@@ -21,7 +21,6 @@ arm()
 
 from taskqd.health.control import ControlLink, Drain  # noqa: E402
 
-
 PICKY = {13: {"never-ready"}, 14: {"crash-ready"}, 15: {"exit-78"}}
 """What a picky one does when it is given this ``max_concurrency``."""
 

@@ -53,7 +53,8 @@ def test_one_screen_shows_who_runs_and_how(group: StartGroup) -> None:
     assert done.returncode == 0, done.stderr
     top, _, head, *rows = done.stdout.splitlines()
     assert top.startswith("2/2 ready · group group · budget ")
-    assert " · stop budget 6 s (platform 10) · up " in top
+    assert " · stop budget 6 s (platform 10) · " in top
+    assert " · up " in top
     columns = ("PROCESS", "STATE", "SINCE", "PID", "RESTARTS", "LAST EXIT", "BEAT", "LAG", "JOBS", "OLDEST", "MEMORY")
     assert [head.find(column) for column in columns] == sorted(head.find(column) for column in columns)
     assert head.endswith("QUEUES")
@@ -143,10 +144,37 @@ def test_no_line_is_wider_than_the_screen(width: int, stopped: bool, state: str)
         "last_exit": {"code": -9, "class": "crash", "why": "ended by SIGKILL"},
         "beat_age_s": None,
         "beat": {},
-        "queues": None,
+        "queues": ["default"],
     }
     status = {"phase": "running", "group": "g", "children": [child], "why_not_ready": "x" * 400, "budget": {}}
     assert all(len(line) <= width for line in screen(status, width).splitlines())
+
+
+def test_who_comes_or_goes_stands_below_and_a_change_is_named() -> None:
+    child = {
+        "name": "io.0",
+        "role": "worker",
+        "state": "ready",
+        "for_s": 1.0,
+        "pid": 7,
+        "restarts": 0,
+        "degraded": False,
+        "last_exit": None,
+        "beat_age_s": 0.5,
+        "beat": {"inflight": 2, "slots": 8, "lag_ms": 1.0, "oldest_ms": 1500},
+        "private_bytes": 12 * 1024**2,
+        "queues": ["default", "mail"],
+        "credentials_age_s": 200.0,
+        "credentials_stale": None,
+    }
+    leaver = {**child, "state": "draining", "pid": 6}
+    status = {"phase": "running", "group": "g", "children": [child], "coming_or_going": [leaver], "change": "restart"}
+    lines = screen(status, 200).splitlines()
+    assert lines[0] == "1/1 ready · group g · credentials fresh 3m · restart under way"
+    assert lines[-2].split() == ["io.0", "ready", "1.0s", "7", "0", "0.5s", "1ms", "2/8", "1.5s", "12M", "default,mail"]
+    assert lines[-1].split()[:3] == ["↳", "io.0", "draining"]
+    child["credentials_stale"] = "pool: refused"
+    assert "credentials stale" in screen(status, 200)
 
 
 # -- dump -----------------------------------------------------------------------------------------

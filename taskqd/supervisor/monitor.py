@@ -169,7 +169,7 @@ class Monitor:
         self._wake.set()
 
     def begin_generation(self, plan: Plan) -> None:
-        """What is started from now on is new: forked, if at all, from a process that imports ``plan``'s actors afresh."""
+        """What starts from now on is new: forked, if at all, from a process that imports ``plan``'s actors afresh."""
         self.generation += 1
         actors = [(spec.arguments[-1], spec.preload) for spec in plan.children if spec.role == "worker"]
         self._preload.start(registries_of(actors), self._base)

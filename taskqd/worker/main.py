@@ -45,9 +45,16 @@ def run_worker(settings: Settings, actors: str) -> int:
 
 
 async def _run(worker: Worker) -> int:
-    code = await worker.run()
-    # The event loop and the interpreter would wait for tasks and threads that handlers may keep for ever.
-    exit_within(0.0 if worker.busy else LAST_SECOND, code)
+    patience, code = LAST_SECOND, ExitCode.INTERNAL
+    try:
+        code = await worker.run()
+        patience = 0.0 if worker.busy else LAST_SECOND
+    except asyncio.CancelledError:
+        _log.critical("worker-cancelled", why="a handler has cancelled tasks of ours, or stopped the event loop")
+    finally:
+        # The event loop and the interpreter would wait for tasks and threads that handlers may keep for ever.
+        if worker.has_worked:
+            exit_within(patience, code)
     return code
 
 
@@ -86,7 +93,12 @@ class Worker:
         """True while a handler runs, one whose job was released included."""
         return self._engine is not None and bool(self._engine.consumers.running)
 
-    async def run(self) -> int:
+    @property
+    def has_worked(self) -> bool:
+        """True once a handler may have run."""
+        return self._engine is not None
+
+    async def run(self) -> ExitCode:
         """Boot, work until asked to stop, stop."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -195,6 +195,23 @@ async def stubborn(payload: Work, ctx: JobContext[Work]) -> None:
             note("swallowed", ctx, payload.key)
 
 
+@actor(name="cancels_everything", retry=AT_ONCE)
+async def cancels_everything(payload: Work, ctx: JobContext[Work]) -> None:
+    """Cancel every task of the event loop."""
+    note("start", ctx, payload.key)
+    for task in asyncio.all_tasks():
+        task.cancel()
+    await asyncio.sleep(0)
+
+
+@actor(name="stops_the_loop", retry=AT_ONCE)
+async def stops_the_loop(payload: Work, ctx: JobContext[Work]) -> None:
+    """Stop the event loop."""
+    note("start", ctx, payload.key)
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(0)
+
+
 @actor(name="leaves_a_thread", retry=AT_ONCE)
 async def leaves_a_thread(payload: Work, ctx: JobContext[Work]) -> None:
     """Wait for a thread that nobody can stop."""
@@ -324,6 +341,8 @@ actors = [
     tidy,
     listens,
     stubborn,
+    cancels_everything,
+    stops_the_loop,
     leaves_a_thread,
     blocks,
     blocks_when_cancelled,

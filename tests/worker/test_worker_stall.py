@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 import time
 
-from taskqd import TaskQ
+import pytest
+
+from taskqd import ActorRef, TaskQ
 from tests.apps import basic
 from tests.apps.basic import Work
 from tests.fleet import Fleet, events, wait_for_event
@@ -49,6 +51,18 @@ async def test_a_loop_that_stands_still_beyond_its_budget_ends_the_process(fleet
     assert next(events(worker, "worker-watchdog-trip"))["detector"] == "event-loop-lag"
     assert len(list(events(worker, "worker-watchdog-lag-warn"))) == 1
     assert "in blocks" in worker.stderr, "the stack names the culprit"
+
+
+@pytest.mark.parametrize("wreck", [basic.cancels_everything, basic.stops_the_loop])
+async def test_a_handler_that_wrecks_the_worker_ends_it_whatever_others_hold_on_to(
+    fleet: Fleet, tq: TaskQ, wreck: ActorRef[Work, None]
+) -> None:
+    worker = fleet.worker(concurrency=2)
+    await tq.enqueue(basic.stubborn, Work(seconds=120))
+    await fleet.wait_for_executions(1)
+    await tq.enqueue(wreck, Work())
+    assert worker.wait(20) == 70
+    assert next(events(worker, "worker-cancelled"))["level"] == "critical"
 
 
 async def test_a_worker_frozen_beyond_its_lease_changes_nothing_of_what_others_took(

@@ -108,7 +108,7 @@ def _row(child: dict[str, Any]) -> tuple[str, ...]:
         state += " (quiet)"
     end = child["last_exit"]
     recycled = f"+{child['recycled']}" if child.get("recycled") else ""
-    lag, oldest, private = beat.get("lag_ms"), beat.get("oldest_ms"), child.get("private_bytes")
+    lag, oldest, private = _number(beat, "lag_ms"), _number(beat, "oldest_ms"), _number(child, "private_bytes")
     works = child["role"] == "worker" and "slots" in beat
     return (
         child["name"],
@@ -119,11 +119,17 @@ def _row(child: dict[str, Any]) -> tuple[str, ...]:
         "" if end is None else f"{end['class']}: {end['why']}"[:48],
         span(child["beat_age_s"]),
         "" if lag is None else f"{lag:.0f}ms",
-        f"{beat['inflight']}/{beat['slots']}" if works else "",
+        f"{beat.get('inflight')}/{beat['slots']}" if works else "",
         "" if oldest is None else span(oldest / 1000),
         "" if private is None else f"{private / 1024**2:.0f}M",
         ",".join(child.get("queues") or []),
     )
+
+
+def _number(of: dict[str, Any], key: str) -> float | None:
+    """A newer or a broken process may say anything."""
+    value = of.get(key)
+    return value if isinstance(value, int | float) else None
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

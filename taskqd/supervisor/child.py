@@ -164,7 +164,8 @@ class Child:
     @property
     def spoke_up(self) -> bool:
         """A thread of it has said that the event loop is silent since its last beat."""
-        return self._word > 0 and self._word >= int(self.beat.get("seq", 0))
+        number = self.beat.get("seq", 0)
+        return isinstance(number, int) and 0 < self._word >= number
 
     def ask_to_drain(self, reason: str) -> None:
         """Send the deadlines over the link.

@@ -39,6 +39,9 @@ class StandIn:
 
     def beat(self) -> dict[str, object]:
         fields: dict[str, object] = {"phase": "running", "inflight": 0, "slots": 8, "claims": 0, "quiet": self.quiet}
+        if self.has("strange"):
+            keys = ("seq", "lag_ms", "phase", "inflight", "slots", "claims", "polls", "poll_s", "done", "db_ok_age_ms")
+            fields = dict(zip(keys, ("x", None, 1, "many", {}, [], -1.5, "y", True, "z"), strict=True))
         if self.has("busy"):
             self.done += 10
             fields["done"] = self.done

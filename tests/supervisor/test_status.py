@@ -150,6 +150,19 @@ def test_no_line_is_wider_than_the_screen(width: int, stopped: bool, state: str)
     assert all(len(line) <= width for line in screen(status, width).splitlines())
 
 
+def test_a_process_that_beats_nonsense_is_shown_and_breaks_nothing(group: StartGroup) -> None:
+    g = group(modes={"io": "strange"}, tables={"supervisor": QUICK, "[workers]": "[workers.recycle]\nmax_jobs = 5"})
+    pid = int(g.wait_for("ready")[0]["pid"])
+    wait_until(lambda: g.ask("/status")[1]["children"][0]["beat"].get("slots") == {}, 20)
+    done = taskqd("status", "--socket", str(g.socket))
+    assert (done.returncode, str(pid) in done.stdout) == (0, True), done.stderr
+    parse(g.ask("/metrics")[1]["text"])
+    os.kill(pid, signal.SIGSTOP)
+    g.wait_for("verdict")
+    os.kill(pid, signal.SIGCONT)
+    assert g.stop() == 0, g.command.stderr
+
+
 def test_who_comes_or_goes_stands_below_and_a_change_is_named() -> None:
     child = {
         "name": "io.0",

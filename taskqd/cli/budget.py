@@ -89,6 +89,8 @@ def _server(budget: dict[str, Any], asked: bool) -> list[str]:
         return ["not compared with a server"]
     reserved = limits["superuser_reserved"] + limits["reserved"]
     line = f"max_connections {limits['max_connections']} - reserved {reserved} = available {budget['available']}"
+    if limits["limited_by"]:
+        line = f"connection limit of {limits['limited_by']}: available {budget['available']}"
     lines = [f"{line}; others hold {limits['others']} now" if asked else line]
     if budget["over"]:
         return [*lines, f"verdict: {budget['verdict']}, {budget['over']} too many"]

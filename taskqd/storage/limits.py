@@ -14,17 +14,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What a server grants to ordinary roles is ``max_connections`` less the two reservations."""
+    """What may be held is ``max_connections`` less the two reservations.
 
+    ``limited_by`` is None where that is the server's; else it names the role or the database whose own connection limit
+    leaves less, and the numbers are of that.
+    """
+
+    limited_by: str | None
     max_connections: int
     superuser_reserved: int
     reserved: int
     others: int
-    """Client sessions of the whole server that do not belong to the group."""
+    """Client sessions of the server, the role or the database that do not belong to the group."""
 
 
 async def read_connection_limits(conn: asyncpg.Connection, schema: str, group: str) -> ConnectionLimits:
-    """Return the limits of the server behind ``conn``; sessions of ``group`` in ``schema`` are not others."""
+    """Return the tightest limit that holds for ``conn``; sessions of ``group`` in ``schema`` are not others."""
     row = await conn.fetchrow(load("limits", schema).connection_limits, application_name(schema, group, ""))
     assert row is not None  # noqa: S101 - a select without from returns one row
     return ConnectionLimits(**dict(row))

@@ -111,6 +111,8 @@ class Limits:
     superuser_reserved: int = 3
     reserved: int = 0
     others: int = 0
+    limited_by: str | None = None
+    """The role or database whose own limit these are, such as ``role app``; None: the server's."""
 
     @property
     def available(self) -> int:
@@ -211,6 +213,10 @@ def explain_misfit(fleet: Fleet, limits: Limits, verdict: Verdict) -> str:
     """Return the one message of a group that does not fit."""
     held = limits.max_connections - limits.available
     server = f"{limits.available} of the server's {limits.max_connections} connections ({held} are reserved)"
+    raised = "max_connections at least {} on the server"
+    if limits.limited_by is not None:
+        server = f"{limits.available}, the connection limit of {limits.limited_by}"
+        raised = f"a connection limit of at least {{}} for {limits.limited_by}"
     if verdict.fit is Fit.NEVER:
         text = f"the workgroup needs {fleet.required} connections and can have {server}: {verdict.over} too many"
     else:
@@ -220,7 +226,7 @@ def explain_misfit(fleet: Fleet, limits: Limits, verdict: Verdict) -> str:
             f"{verdict.over} too many"
         )
     needed = limits.max_connections + verdict.over
-    remedies = [*verdict.advice, f"max_connections at least {needed} on the server"]
+    remedies = [*verdict.advice, raised.format(needed)]
     return f"{text}; what would fit: {'; or '.join(remedies)}"
 
 
@@ -244,6 +250,7 @@ def describe_fleet(fleet: Fleet, limits: Limits | None, verdict: Verdict) -> dic
         "limits": None
         if limits is None
         else {
+            "limited_by": limits.limited_by,
             "max_connections": limits.max_connections,
             "superuser_reserved": limits.superuser_reserved,
             "reserved": limits.reserved,

@@ -295,7 +295,9 @@ async def _limits(conn: asyncpg.Connection, settings: Settings, group: str) -> L
     from taskqd.supervisor.fleet import Limits
 
     found = await read_connection_limits(conn, settings.schema_name, group)
-    return Limits(found.max_connections, found.superuser_reserved, found.reserved, found.others)
+    return Limits(
+        found.max_connections, found.superuser_reserved, found.reserved, found.others, limited_by=found.limited_by
+    )
 
 
 def _raise_if_full(error: BaseException) -> None:

@@ -94,3 +94,12 @@ def test_the_message_names_the_numbers_and_the_way_out() -> None:
 @pytest.mark.parametrize("limits", [None])
 def test_an_unknown_server_is_no_verdict(limits: None) -> None:
     assert judge_fleet(fleet(), limits).fit is Fit.UNKNOWN
+
+
+def test_the_limit_of_a_role_is_named_in_place_of_the_servers() -> None:
+    limits = Limits(10, 0, 0, 4, limited_by="role app")
+    verdict = judge_fleet(fleet(), limits)
+    assert (verdict.fit, verdict.over) == (Fit.NEVER, 18)
+    message = explain_misfit(fleet(), limits, verdict)
+    assert "needs 28 connections and can have 10, the connection limit of role app: 18 too many" in message
+    assert message.endswith("a connection limit of at least 28 for role app")

@@ -63,7 +63,9 @@ class Producer:
         self.claimed = 0
         """Rows claimed since the start."""
         self.paused = False
-        self.loop = BackgroundLoop("producer", self._step, cadence=poll_interval, on_failure=on_failure)
+        self.loop = BackgroundLoop(
+            "producer", self._step, cadence=poll_interval, on_failure=on_failure, backoff_cap=max(1.0, poll_interval)
+        )
 
     def woken(self) -> None:
         """There may be new work: look from the beginning, now."""

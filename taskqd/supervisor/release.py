@@ -125,7 +125,7 @@ class Releaser:
                 return True
             except (TaskQError, OSError, LookupError, ValueError) as error:
                 # Whatever it says, or does not say: one broken helper must not be the last attempt.
-                faults.append(f"helper: {error or type(error).__name__}")
+                faults.append(f"helper: {str(error) or type(error).__name__}")
         self._journal.tell("release-failed", "warning", workers=workers, why="; ".join(faults))
         return False
 

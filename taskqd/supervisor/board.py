@@ -80,8 +80,10 @@ class Board:
             yield {"error": f"no process {name!r}{nearest(str(name), names) or ': there are ' + ', '.join(names)}"}
             return
         if all(child.capture is None for child in self.children):
-            yield {"error": 'nothing is captured here: the processes print to the standard error of their supervisor; '
-                   'set [supervisor] logs = "capture"'}
+            yield {
+                "error": "nothing is captured here: the processes print to the standard error of their supervisor; "
+                'set [supervisor] logs = "capture"'
+            }
             return
         marks: dict[int, int] = {}
         silent_since = time.monotonic()

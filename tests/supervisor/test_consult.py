@@ -14,11 +14,23 @@ from taskqd.domain.exit_codes import ExitCode
 from taskqd.supervisor import consult as module
 from taskqd.supervisor.consult import PreflightError, consult_alone
 from taskqd.supervisor.plan import ChildSpec, Plan
+from taskqd.supervisor.recycle import RecycleLimits
 from taskqd.supervisor.stopping import Graces
 
 PLAN = Plan(
     group="g",
-    children=(ChildSpec("io", "worker", ("worker", "--actors", "a:b"), 2, {"x": 1}, Graces(1, 2)),),
+    children=(
+        ChildSpec(
+            "io",
+            "worker",
+            ("worker", "--actors", "a:b"),
+            2,
+            settings={"x": 1},
+            graces=Graces(1, 2),
+            queues=("mail", "io"),
+            recycle=RecycleLimits(max_jobs=5),
+        ),
+    ),
     budget={"required": 3},
 )
 TALK = """

@@ -83,7 +83,7 @@ def status(schema: str | None, as_json: bool) -> int:
     """
 
     async def read(settings: Settings) -> Status:
-        async with _connection(settings) as conn:
+        async with _connection(settings, writable=False) as conn:
             return await migrate_status(conn, settings.schema_name)
 
     settings = _settings(schema)
@@ -98,7 +98,7 @@ def _settings(schema: str | None) -> Settings:
 
 
 @asynccontextmanager
-async def _connection(settings: Settings) -> AsyncIterator[asyncpg.Connection]:
+async def _connection(settings: Settings, *, writable: bool = True) -> AsyncIterator[asyncpg.Connection]:
     dsn = settings.direct_dsn()
     conn = await connect_with_retry(
         dsn,
@@ -107,6 +107,7 @@ async def _connection(settings: Settings) -> AsyncIterator[asyncpg.Connection]:
         boot_timeout=settings.database_boot_timeout,
         on_retry=_report_first(),
         login=login_of(settings),
+        writable=writable,
     )
     try:
         yield conn

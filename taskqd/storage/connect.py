@@ -54,6 +54,8 @@ _REFUSALS = (
     asyncpg.InsufficientPrivilegeError,
 )
 _KEEPALIVE = {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
+_ISOLATION = {"default_transaction_isolation": "read committed"}
+"""What our statements are written for: they look again at a row once they have locked it."""
 _PINS = ("enable_sort", "enable_bitmapscan", "enable_seqscan", "enable_hashjoin", "enable_mergejoin")
 _NAME_BYTES = 63
 _STATEMENT_CACHE_SIZE = 512
@@ -114,8 +116,11 @@ async def connect_with_retry(
     command_timeout: float | None = None,
     on_retry: Callable[[str, float], None] | None = None,
     login: Login | None = None,
+    writable: bool = True,
 ) -> asyncpg.Connection:
     """Like :func:`connect`, but try a database that is down or full again for ``boot_timeout`` seconds.
+
+    Unless ``writable`` is false, one that is read-only, as a standby is, counts as down.
 
     With a ``login`` one that refuses us is tried again too: a rotation may be half done. The pauses double from 0.1
     to 2 s, jittered; ``on_retry(why, pause)`` is called before each. With 0 there is one attempt. Raises
@@ -127,7 +132,7 @@ async def connect_with_retry(
     while True:
         left = boot_timeout - (time.monotonic() - started)
         try:
-            return await connect(
+            conn = await connect(
                 dsn,
                 role=role,
                 schema=schema,
@@ -137,6 +142,9 @@ async def connect_with_retry(
                 command_timeout=command_timeout,
                 login=login,
             )
+            if writable:
+                await _require_writable(conn, dsn, timeout)
+            return conn
         except (DatabaseUnavailableError, DatabaseAuthError) as error:
             if login is None and isinstance(error, DatabaseAuthError):
                 raise
@@ -150,6 +158,20 @@ async def connect_with_retry(
             if on_retry is not None:
                 on_retry(str(error), pause)
             await asyncio.sleep(pause)
+
+
+async def _require_writable(conn: asyncpg.Connection, dsn: str, timeout: float) -> None:
+    """Close ``conn`` and raise ``DatabaseUnavailableError`` when nothing can be written through it."""
+    try:
+        if await conn.fetchval("show transaction_read_only", timeout=timeout) == "off":
+            return
+    except CONNECT_ERRORS as error:
+        conn.terminate()
+        raise explain(error, dsn) from None
+    await close(conn)
+    raise DatabaseUnavailableError(
+        f"database {describe_dsn(dsn)} is read-only: a standby, or default_transaction_read_only is on"
+    )
 
 
 async def create_pool(
@@ -265,4 +287,4 @@ def _uses_socket(dsn: str) -> bool:
 
 def _settings(name: str, *, pinned: bool) -> dict[str, str]:
     pins = dict.fromkeys(_PINS, "off") if pinned else {}
-    return {"application_name": name, "jit": "off", **_KEEPALIVE, **pins}
+    return {"application_name": name, "jit": "off", **_ISOLATION, **_KEEPALIVE, **pins}

@@ -173,6 +173,7 @@ async def test_a_connection_is_named_kept_alive_and_without_jit(dsn: str) -> Non
         sent = await settings_we_sent(conn)
         assert await conn.fetchval("show application_name") == "taskqd/jobs/io/claim"
         assert await conn.fetchval("show jit") == "off"
+        assert await conn.fetchval("show transaction_isolation") == "read committed"
         assert set(KEEPALIVE) <= set(sent)
         assert not set(PINNED) & set(sent)
 
@@ -284,6 +285,37 @@ async def test_a_full_server_is_tried_again_until_a_place_is_free(running: Serve
     second = await retry(dsn, boot_timeout=60, on_retry=on_retry)
     assert closing
     await storage.close(second)
+
+
+async def test_a_read_only_server_is_tried_again_until_it_can_be_written(running: Server) -> None:
+    dsn, whole = running.dsn("reader"), await asyncpg.connect(running.dsn())
+    await whole.execute("create role reader login; alter role reader set default_transaction_read_only = on")
+    try:
+        with pytest.raises(DatabaseUnavailableError, match="is read-only: a standby, or default_transaction_read_only"):
+            await retry(dsn, boot_timeout=0)
+        await storage.close(await retry(dsn, boot_timeout=0, writable=False))
+        promoting: list[asyncio.Task[str]] = []
+
+        def on_retry(_why: str, _pause: float) -> None:
+            if not promoting:
+                promoting.append(asyncio.create_task(whole.execute("alter role reader reset all")))
+
+        await storage.close(await retry(dsn, boot_timeout=60, on_retry=on_retry))
+        await promoting[0]
+    finally:
+        await whole.execute("drop role reader")
+        await whole.close()
+
+
+async def test_our_isolation_holds_whatever_the_role_is_set_to(running: Server) -> None:
+    whole = await asyncpg.connect(running.dsn())
+    await whole.execute("create role strict login; alter role strict set default_transaction_isolation = serializable")
+    try:
+        async with connected(running.dsn("strict")) as conn:
+            assert await conn.fetchval("show transaction_isolation") == "read committed"
+    finally:
+        await whole.execute("drop role strict")
+        await whole.close()
 
 
 async def test_the_wait_for_a_refused_connection_ends_with_one_clear_message(free_port: int) -> None:

@@ -26,5 +26,5 @@ def test_the_example_workgroup_is_accepted_with_every_line_active(tmp_path: Path
     assert len(active["defaults"]) > 8
     for worker in active["workers"]:
         keys = {key: value for key, value in worker.items() if key in SETTING_NAMES}
-        assert worker.keys() - keys.keys() == {"name", "replicas"}
+        assert {"name", "replicas"} <= worker.keys() - keys.keys() <= {"name", "replicas", "recycle"}
         resolve_settings(worker_keys=keys, default_keys=active["defaults"], environ={}, directory=tmp_path)

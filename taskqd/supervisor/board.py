@@ -10,7 +10,7 @@ from typing import Any
 
 from taskqd.domain.names import nearest
 from taskqd.health.server import Report, Route, Verb
-from taskqd.supervisor.child import Child
+from taskqd.supervisor.child import DUMP_PAUSE, Child
 from taskqd.supervisor.scrape import merge, scrape
 from taskqd.supervisor.slot import ALIVE, State
 from taskqd.supervisor.stopping import last_moment
@@ -24,9 +24,6 @@ _LOG_PAUSE = 0.2
 
 _SIGN_OF_LIFE = 10.0
 """Seconds after which whoever follows hears something even when nothing was printed."""
-
-_DUMP_PAUSE = 0.1
-"""Seconds without more of them after which they are whole."""
 
 _PULSE_LIMIT = 10.0
 """Seconds without a round of the supervisor after which it does not count as alive."""
@@ -121,7 +118,7 @@ class Board:
             child.look_for_words()
             if child.shown > seen:
                 seen, grew = child.shown, time.monotonic()
-            elif seen > mark and time.monotonic() - grew > _DUMP_PAUSE:
+            elif seen > mark and time.monotonic() - grew > DUMP_PAUSE:
                 break
         if stacks := child.shown_since(mark):
             yield {"stacks": stacks}

@@ -25,6 +25,9 @@ from taskqd.supervisor.stopping import Deadlines
 
 _DUMP_LIMIT = 64 * 1024
 
+DUMP_PAUSE = 0.1
+"""Seconds without more of a process's stacks after which they are whole."""
+
 
 class Child:
     """One slot of the group and the process in it, if any. ``on_event`` is given what the process says."""
@@ -75,6 +78,7 @@ class Child:
         self._last_shown = ""
         self._word = 0
         self._shown_since_beat = False
+        self._grew_at = 0.0
         self._unread = ""
         self._said = ""
         self._left = ""
@@ -108,7 +112,7 @@ class Child:
     def bury(self, code: int) -> None:
         """Forget the process, which ended with ``code``."""
         self.stopped, self.verdict = False, None
-        self._left = self.read_dump()
+        self._left = self.read_dump(at_end=True)
         if self.capture is not None:
             self.capture.finish()
         if self._process is not None:
@@ -134,9 +138,19 @@ class Child:
         printed = None if self.capture is None else self.capture.tail() or None
         return {"said": self._said or None, "left": self._left or None, "output": printed}
 
-    def read_dump(self) -> str:
-        """Return the stacks that the process has written since the last call, and empty the file."""
+    @property
+    def shows(self) -> bool:
+        """It has written stacks that nobody has read yet."""
+        return bool(self._unread)
+
+    def read_dump(self, *, at_end: bool = False) -> str:
+        """Return the stacks that the process has written since the last call, once they are whole.
+
+        They are when no more of them came for a moment, or the process has ended.
+        """
         self.look_for_words()
+        if not at_end and time.monotonic() - self._grew_at < DUMP_PAUSE:
+            return ""
         text, self._unread = self._unread.strip(), ""
         return text
 
@@ -153,6 +167,7 @@ class Child:
                 self._word = beat
         if text.strip():
             self._shown_since_beat = True
+            self._grew_at = time.monotonic()
             self.shown += len(text)
             self._last_shown = (self._last_shown + text)[-_DUMP_LIMIT:]
             self._unread = (self._unread + text)[-_DUMP_LIMIT:]

@@ -15,7 +15,7 @@ from typing import Any
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.supervisor.board import Board
 from taskqd.supervisor.capture import Capture
-from taskqd.supervisor.child import Child
+from taskqd.supervisor.child import DUMP_PAUSE, Child
 from taskqd.supervisor.events import (
     AskToDrain,
     Beat,
@@ -206,7 +206,8 @@ class Monitor:
         due = [child.slot.deadline for child in self._children if child.slot.deadline is not None]
         if self._last_moment is not None:
             due.append(self._last_moment)
-        wait = max(0.0, min(ROUND, min(due, default=now + ROUND) - now))
+        longest = DUMP_PAUSE if any(child.shows for child in self._children) else ROUND
+        wait = max(0.0, min(longest, min(due, default=now + ROUND) - now))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait):
                 await self._wake.wait()
@@ -412,6 +413,8 @@ class Monitor:
             child.health_socket = self._files.settle_child_socket(child.health_socket, child.spec.name, child.index)
 
     def _tell_dump(self, child: Child) -> None:
+        if child.slot.state is State.KILLING:
+            return  # what it shows now is told with its end
         stacks = child.read_dump()
         if stacks:
             self._journal.tell("stacks", "warning", child=child.name, pid=child.slot.pid, stacks=stacks)

@@ -108,6 +108,17 @@ async def test_the_rows_of_a_tombstoned_worker_are_taken_at_once(jobs: JobTable)
     assert (attempt["outcome"], attempt["cause"]) == ("crashed", "worker_dead")
 
 
+async def test_what_a_dead_worker_had_finished_stays_finished(jobs: JobTable) -> None:
+    worker = await jobs.register()
+    ids = await jobs.running(worker, 2, heartbeat_timeout="interval '1 second'")
+    await jobs.conn.fetchval(jobs.worker_sql.settle_succeeded, ids, [1, 1], [0.1, 0.1], [None, None])
+    await jobs.update(ids, claimed_at="clock_timestamp() - interval '1 hour'")
+    await jobs.conn.execute(f'update "{jobs.schema}".workers set dead_at = clock_timestamp()')
+    before = await jobs.image()
+    assert await reap(jobs) == 0
+    assert await jobs.image() == before
+
+
 async def test_the_rows_of_a_worker_that_nobody_knows_are_taken_when_their_leases_end(jobs: JobTable) -> None:
     (job,) = await jobs.running(new_uuid())
     assert await reap(jobs) == 0

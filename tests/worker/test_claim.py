@@ -86,7 +86,7 @@ async def test_segments_are_served_in_their_order(jobs: JobTable) -> None:
 
 
 async def test_heads_name_each_queue_and_priority_that_has_rows(jobs: JobTable) -> None:
-    for priority in ("-3", "0", "7"):
+    for priority in ("-3", "0", "1", "7"):
         await jobs.plant(5, priority=priority)
     await jobs.plant(2, route="'mail'")
     await jobs.plant(2, route="'not served'")
@@ -95,6 +95,7 @@ async def test_heads_name_each_queue_and_priority_that_has_rows(jobs: JobTable) 
     assert sorted((head["route"], head["priority"]) for head in heads) == [
         ("default", -3),
         ("default", 0),
+        ("default", 1),
         ("default", 7),
         ("mail", 0),
     ]

@@ -348,6 +348,7 @@ async def test_a_snooze_past_the_deadline_fails(jobs: JobTable, settle: Settleme
     await settle.snoozed((job, 1), delay=61.0)
     row = await jobs.row(job)
     assert (row["status"], row["error_class"], row["attempt"], row["epoch"]) == ("failed", "DeadlineExceeded", 1, 1)
+    assert await jobs.attempts(job) == []
     assert settle.counts is not None
     assert settle.counts["failed"] == 1
 
@@ -454,6 +455,16 @@ async def test_the_state_tells_a_replay_from_a_loss(
         status,
         outcome,
     )
+
+
+async def test_the_history_of_an_earlier_attempt_is_no_answer_for_a_later_one(
+    jobs: JobTable, settle: Settlement, worker: UUID
+) -> None:
+    (job,) = await jobs.running(worker)
+    await settle.failed((job, 1))
+    await jobs.claim(worker)
+    state = await _state(jobs, job, 3)
+    assert (state["held"], state["outcome"]) == (True, None)
 
 
 async def test_the_state_of_a_job_that_is_gone(jobs: JobTable) -> None:

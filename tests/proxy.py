@@ -82,9 +82,11 @@ class Proxy:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(asyncio.start_unix_server(self._accept, str(self._path)))
+        listener = self._loop.run_until_complete(asyncio.start_unix_server(self._accept, str(self._path)))
         self._listening.set()
         self._loop.run_forever()
+        listener.close()
+        self._loop.run_until_complete(asyncio.sleep(0.01))  # what was just accepted is refused
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
         self._loop.run_until_complete(asyncio.sleep(0.01))

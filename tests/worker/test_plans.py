@@ -26,7 +26,9 @@ from tests.postgres import Server
 ROWS = 100_000
 PLAIN = """
 insert into "{schema}".jobs (id, queue, route, actor, payload, {columns})
-select gen_random_uuid(), 'default', 'default', 'succeed', '{{}}', {values} from generate_series(1, {count})
+select ('{kind}0000000-0000-7000-8000-' || lpad(to_hex(n), 12, '0'))::uuid, 'default', 'default', 'succeed', '{{}}',
+    {values}
+from generate_series(1, {count}) n
 """
 STATES: dict[str, tuple[str, str, int, bool]] = {
     "fresh": ("status", "'pending'", 5, False),
@@ -106,8 +108,8 @@ async def _fill(postgres: Server, schemas: dict[str, str]) -> None:
             schema = schemas[state]
             await migrate_up(conn, schema)
             await conn.execute(f'alter table "{schema}".jobs set (autovacuum_enabled = off)')  # it would analyze
-            await conn.execute(PLAIN.format(schema=schema, columns="status", values="'pending'", count=10))
-            await conn.execute(PLAIN.format(schema=schema, columns=columns, values=values, count=count))
+            await conn.execute(PLAIN.format(schema=schema, kind=0, columns="status", values="'pending'", count=10))
+            await conn.execute(PLAIN.format(schema=schema, kind=1, columns=columns, values=values, count=count))
             if analyzed:
                 await conn.execute(f'analyze "{schema}".jobs')
     finally:

@@ -222,7 +222,7 @@ async def test_an_idle_worker_waits_out_any_outage_alive_and_not_ready(
 
 
 async def test_a_stop_while_the_database_hangs_takes_seconds(fleet: Fleet, proxy: Proxy) -> None:
-    worker = fleet.worker(env={"TASKQ_PG_DSN": proxy.dsn()})
+    worker = fleet.worker(env={"TASKQ_PG_DSN": proxy.dsn(), "TASKQ_DISPATCHER_COMMAND_TIMEOUT": "1"})
     proxy.freeze()
     began = time.monotonic()
     worker.process.terminate()

@@ -93,7 +93,7 @@ async def _drop(dsn: str, name: str) -> None:
         drop = f'drop schema if exists "{name}" cascade'
         try:
             await connection.execute(drop)
-        except asyncpg.LockNotAvailableError:
+        except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
             await connection.execute(_END_SESSIONS, name)
             await connection.execute(drop)
     finally:

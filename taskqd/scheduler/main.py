@@ -82,6 +82,7 @@ class Scheduler:
         try:
             if not await finished_before(self._open(), self._stopping):
                 return ExitCode.DONE
+            await self._pool.execute(self._sql.forget_schedulers)
             await self._pool.execute(
                 self._sql.register_scheduler,
                 self.id,

@@ -90,6 +90,17 @@ async def test_a_killed_one_leaves_its_row_to_grow_old(fleet: Fleet, jobs: JobTa
     assert len(await heartbeat(jobs)) == 1
 
 
+async def test_rows_of_those_that_died_a_day_ago_go_when_one_starts(fleet: Fleet, jobs: JobTable) -> None:
+    insert = (
+        f'insert into "{jobs.schema}".scheduler_heartbeat (scheduler_id, hostname, pid, beat_at)'
+        " values (gen_random_uuid(), 'gone', $1, clock_timestamp() - $2::text::interval)"
+    )
+    await jobs.conn.execute(insert, 1, "25 hours")
+    await jobs.conn.execute(insert, 2, "23 hours")
+    scheduler = fleet.scheduler()
+    assert {row["pid"] for row in await heartbeat(jobs)} == {2, scheduler.pid}
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_idle_one_is_gone_within_a_second(fleet: Fleet, number: signal.Signals) -> None:
     scheduler = fleet.scheduler()

@@ -59,11 +59,6 @@ class BackgroundLoop:
         """True once :meth:`stop` was called; a long step should look at it between its parts."""
         return self._stopping
 
-    @property
-    def tick_age(self) -> float:
-        """Seconds since the last step that ended well."""
-        return time.monotonic() - self.last_ok
-
     async def stop(self, timeout: float = 5.0) -> None:
         """Let the running step finish within ``timeout`` seconds, then cancel it. Safe to call twice."""
         self._stopping = True

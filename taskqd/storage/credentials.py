@@ -9,6 +9,7 @@ import select
 import subprocess
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -41,15 +42,16 @@ class Credential:
         return {"password": self.password} | ({} if self.username is None else {"user": self.username})
 
 
-class Login:
+class Login(ABC):
     """A source of credentials, safe to ask from any thread and any event loop."""
 
     async def current(self, *, fresh: bool = False) -> Credential:
         """Return the credential for a new session; a ``fresh`` one was read now. Raises ``CredentialError``."""
         return await asyncio.to_thread(self._read, fresh, time.monotonic())
 
+    @abstractmethod
     def _read(self, fresh: bool, asked_at: float) -> Credential:
-        raise NotImplementedError
+        """Return the credential, on a thread where it may block."""
 
 
 class FileLogin(Login):

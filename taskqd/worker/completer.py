@@ -51,7 +51,6 @@ class Completer:
         self._on_repended = on_repended
         self._waiting: deque[Outcome] = deque()
         self._stragglers: list[_Straggler] = []
-        self._in_flight = 0
         self._last_write = 0.0
         self._room = asyncio.Event()
         self._empty = asyncio.Event()

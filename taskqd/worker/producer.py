@@ -58,8 +58,6 @@ class Producer:
         """Steps that began since the start: each time this loop looked whether to claim."""
         self.poll_interval = poll_interval
         """Seconds between two of them when nothing wakes it."""
-        self.claims = 0
-        """Statements that answered rows since the start."""
         self.claimed = 0
         """Rows claimed since the start."""
         self.paused = False
@@ -150,7 +148,6 @@ class Producer:
             attempts.append(attempt)
             self._leases.add(attempt)
             self._floors.advance((route, priority), (scheduled_at, job_id))
-        self.claims += 1
         self.claimed += len(attempts)
         self._slots.put(attempts)
         return len(attempts)

@@ -3,6 +3,7 @@
 import _socket
 import os
 import sys
+import time
 
 
 def runtime_directories() -> list[str]:
@@ -25,19 +26,36 @@ def _only_socket() -> str:
     raise OSError(f"no socket in {', '.join(runtime_directories())}: name it with --socket or TASKQD_SOCKET")
 
 
-def main(argv: list[str]) -> int:
-    """Return 0 when the answer is yes, 1 when it is no or none came within 2 s, 2 for wrong usage."""
-    if len(argv) not in (1, 3) or argv[0] not in ("live", "ready", "startup") or argv[1:2] not in ([], ["--socket"]):
-        print("usage: taskqd health live|ready|startup [--socket PATH]", file=sys.stderr)
-        return 2
+def _ask(question: str, path: str | None) -> tuple[bool, str]:
     try:
-        path = argv[2] if argv[2:] else os.environ.get("TASKQD_SOCKET") or _only_socket()
         sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         sock.settimeout(1)  # to connect, and again to be answered
-        sock.connect(path)
-        sock.send(f"GET /{argv[0]} HTTP/1.1\r\nHost: taskqd\r\n\r\n".encode())
+        sock.connect(path or os.environ.get("TASKQD_SOCKET") or _only_socket())
+        sock.send(f"GET /{question} HTTP/1.1\r\nHost: taskqd\r\n\r\n".encode())
         _, code, reason = sock.recv(512).split(b"\r\n")[0].decode().split(" ", 2)
     except (OSError, ValueError) as error:
-        code, reason = "", f"no answer: {error}"
+        return False, f"no answer: {error}"
+    return code == "200", reason
+
+
+def main(argv: list[str]) -> int:
+    """Return 0 when the answer is yes, 1 when it is no or none came within 2 s, 2 for wrong usage.
+
+    With ``--wait SECONDS`` (0 to 3600) it asks again, five times a second, until the answer is yes or they are over.
+    """
+    options = dict(zip(argv[1::2], argv[2::2], strict=False))
+    wait = options.get("--wait", "0")
+    wrong = len(argv) != 1 + 2 * len(options) or not options.keys() <= {"--socket", "--wait"}
+    if wrong or argv[0] not in ("live", "ready", "startup"):
+        print("usage: taskqd health live|ready|startup [--socket PATH] [--wait SECONDS]", file=sys.stderr)
+        return 2
+    if not (wait.isascii() and wait.isdecimal() and len(wait) < 5 and int(wait) <= 3600):
+        print(f"error: --wait {wait}: it is a whole number of seconds from 0 to 3600", file=sys.stderr)
+        return 2
+    deadline = time.monotonic() + int(wait)
+    yes, reason = _ask(argv[0], options.get("--socket"))
+    while not yes and time.monotonic() < deadline:
+        time.sleep(0.2)
+        yes, reason = _ask(argv[0], options.get("--socket"))
     print(f"{argv[0]}: {reason}")
-    return 0 if code == "200" else 1
+    return 0 if yes else 1

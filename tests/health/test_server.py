@@ -295,6 +295,28 @@ async def test_wrong_usage_is_2(tmp_path: Path) -> None:
     assert (await probe("alive"))[0] == 2
     assert (await probe("live", "--sock", "x"))[0] == 2
     assert (await probe("live", "--socket"))[0] == 2
+    assert (await probe("live", "--wait", "1", "--wait", "1"))[0] == 2
+
+
+@pytest.mark.parametrize("wait", ["", "-1", "1.5", "soon", "3601", "99999", "٣"])
+def test_a_wait_out_of_range_is_refused(wait: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert probe_module.main(["ready", "--wait", wait]) == 2
+    assert capsys.readouterr().err == f"error: --wait {wait}: it is a whole number of seconds from 0 to 3600\n"
+
+
+async def test_the_probe_waits_until_the_answer_is_yes(tmp_path: Path) -> None:
+    path = tmp_path / "g.sock"
+    waiting = asyncio.create_task(probe("ready", "--socket", str(path), "--wait", "60"))
+    await asyncio.sleep(0.5)  # it asks a few times before anybody listens
+    assert not waiting.done()
+    async with serving(path):
+        assert await waiting == (0, "ready: 8/8\n")
+
+
+async def test_a_wait_ends(tmp_path: Path) -> None:
+    code, output = await probe("ready", "--socket", str(tmp_path / "g.sock"), "--wait", "1")
+    assert code == 1
+    assert output.startswith("ready: no answer: ")
 
 
 def test_the_probe_imports_next_to_nothing() -> None:
@@ -302,6 +324,6 @@ def test_the_probe_imports_next_to_nothing() -> None:
         "import sys; before = set(sys.modules); import taskqd.health.probe; print(*sorted(set(sys.modules) - before))"
     )
     output = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, timeout=30)
-    allowed = {"taskqd", "taskqd.health", "taskqd.health.probe", "_socket", "os", "stat", "_stat"}
+    allowed = {"taskqd", "taskqd.health", "taskqd.health.probe", "_socket", "os", "stat", "_stat", "time"}
     allowed |= {"os.path", "posixpath", "genericpath", "_collections_abc", "abc", "_abc", "__future__"}
     assert set(output.stdout.split()) <= allowed

@@ -310,7 +310,7 @@ async def test_the_probe_waits_until_the_answer_is_yes(tmp_path: Path) -> None:
     await asyncio.sleep(0.5)  # it asks a few times before anybody listens
     assert not waiting.done()
     async with serving(path):
-        assert await waiting == (0, "ready: 8/8\n")
+        assert await waiting == (0, "ready: 8/8")
 
 
 async def test_a_wait_ends(tmp_path: Path) -> None:

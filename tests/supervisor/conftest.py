@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support import Command, wait_until
+from tests.support import Command, taskqd_argv, wait_until
 
+TAG = "TEST_GROUP_TAG"
+"""Set in the environment of a group under test, and so of every process that it makes."""
 RUNNER = Path(__file__).with_name("group_of_standins.py")
 ACTORS = """\
 from pydantic import BaseModel
@@ -32,13 +36,20 @@ registry = [nothing]
 
 
 class Group:
-    """A supervisor with stand-ins for children, started on a file made of ``tables``."""
+    """A supervisor started on a file made of ``tables``, with stand-ins for children, or real ones of ``actors``."""
 
     def __init__(
-        self, directory: Path, env: dict[str, str], tables: dict[str, str], modes: dict[str, str], preload: str
+        self,
+        directory: Path,
+        env: dict[str, str],
+        tables: dict[str, str],
+        modes: dict[str, str],
+        preload: str,
+        actors: str | None = None,
     ) -> None:
         self.directory = directory
         self.runtime = directory / "run"
+        self.tag = uuid.uuid4().hex
         parts = {
             "": 'actors = "group_actors:registry"',
             "supervisor": f'runtime_dir = "run"\ntermination_grace_period = 10\npreload = "{preload}"',
@@ -49,9 +60,11 @@ class Group:
             parts[name] = f"{parts[name]}\n{text}" if name in ("supervisor", "[workers]") else text
         file = directory / "group.toml"
         file.write_text("\n".join(f"[{name}]\n{text}" if name else text for name, text in parts.items()))
-        (directory / "group_actors.py").write_text(ACTORS)
+        (directory / "group_actors.py").write_text(actors or ACTORS)
         self._argv = [sys.executable, "-P", str(RUNNER), str(file), *(f"{k}={v}" for k, v in modes.items())]
-        self._env = env
+        if actors is not None:
+            self._argv = taskqd_argv("run", str(file))
+        self._env = {**env, TAG: self.tag}
         self.command = self.run_again()
 
     def run_again(self) -> Command:
@@ -64,9 +77,15 @@ class Group:
 
     def events(self, name: str = "") -> list[dict[str, Any]]:
         """What the supervisor logged so far, or its events called ``name``."""
-        lines = [line for line in self.command.stderr.splitlines() if line.startswith("{")]
-        found = [json.loads(line) for line in lines]
-        return [event for event in found if not name or event["event"] == name]
+        return [event for event in _events(self.command.stderr) if not name or event["event"] == name]
+
+    def everything_logged(self) -> str:
+        """What every supervisor of this group and its processes have logged."""
+        return "".join(path.read_text(errors="replace") for path in sorted(self.directory.glob("*.stderr")))
+
+    def all_events(self) -> list[dict[str, Any]]:
+        """The events in :meth:`everything_logged`."""
+        return _events(self.everything_logged())
 
     def wait_for(self, name: str, count: int = 1, timeout: float = 30.0) -> list[dict[str, Any]]:
         """Wait until ``name`` was logged ``count`` times."""
@@ -119,16 +138,37 @@ def group(short_dir: Path, child_env: dict[str, str], request: pytest.FixtureReq
 
     Its workers are exec'ed, unless the test is parametrized with :data:`BOTH_WAYS` or another ``preload``.
     """
-    preload = getattr(request, "param", "off")
+    with starter(short_dir, child_env, getattr(request, "param", "off")) as start:
+        yield start
+
+
+@contextlib.contextmanager
+def starter(directory: Path, env: dict[str, str], preload: str) -> Iterator[StartGroup]:
+    """Yield what starts groups below ``directory``; whatever still runs at the end is killed."""
+    usual = preload
     started: list[Group] = []
 
-    def start(modes: dict[str, str] | None = None, tables: dict[str, str] | None = None, **env: str) -> Group:
-        directory = short_dir / str(len(started))
-        directory.mkdir()
-        new = Group(directory, {**child_env, **env}, tables or {}, modes or {}, preload)
+    def start(
+        modes: dict[str, str] | None = None,
+        tables: dict[str, str] | None = None,
+        *,
+        preload: str | None = None,
+        actors: str | None = None,
+        **more: str,
+    ) -> Group:
+        own = directory / str(len(started))
+        own.mkdir()
+        new = Group(own, {**env, **more}, tables or {}, modes or {}, preload or usual, actors)
         started.append(new)
         return new
 
-    yield start
-    for each in started:
-        each.command.end()
+    try:
+        yield start
+    finally:
+        for each in started:
+            each.command.end()
+
+
+def _events(text: str) -> list[dict[str, Any]]:
+    """Read the lines that are whole: a long one is written in pieces."""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if line.startswith("{")]

@@ -1,0 +1,116 @@
+"""What must hold after every fault, whatever the test was about.
+
+No process is left that carries the group's tag in its environment, and nothing in its runtime directory; the exit code
+is the declared one; every event in the log is a declared one; the supervisor holds no more descriptors and threads
+before its stop than after its start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from taskqd.supervisor.vocabulary import EVENTS
+from tests.supervisor.conftest import TAG, Group
+from tests.support import wait_until
+
+GONE_WITHIN = 10.0
+"""Seconds until the last process of a group must be gone, on a busy machine, once its supervisor has ended."""
+
+_PER_CHILD = 2
+"""Descriptors that the supervisor holds for each of its processes: the link, and the file for last words."""
+
+_LEAKS = ("exception was never retrieved", "Exception in callback", "was destroyed but it is pending")
+
+
+@contextlib.contextmanager
+def oracle(group: Group, *, ready: int = 1, ends: int = 0) -> Iterator[Group]:
+    """Give ``group`` to a test once ``ready`` of its processes were ready, stop it, and look at what is left.
+
+    ``ends``: the exit code, whether the test stops the group, the group ends by itself, or it is stopped here. With
+    ``ready=0`` the test begins at once, and descriptors and threads are not compared.
+    """
+    before = None
+    if ready:
+        group.wait_for("ready", ready, timeout=60)
+        before = vitals(group.command.pid)
+    yield group
+    if group.command.process.poll() is None:
+        if before is not None:
+            check_flat(group.command.pid, before)
+        group.stop()
+    code = group.command.wait()
+    assert code == ends, f"exit code {code} instead of {ends}\n{group.command.stderr}"
+    check_nothing_left(group)
+    check_log(group)
+
+
+def check_nothing_left(group: Group) -> None:
+    """Fail while a process of the group lives, and when a file is left in its runtime directory."""
+    wait_until(lambda: not tagged(group.tag), GONE_WITHIN, "no process of the group is left")
+    left = group.left_over()
+    assert not left, f"left: {left}"
+
+
+def check_log(group: Group) -> None:
+    """Fail when a supervisor of this group has logged what nobody has declared, or lost an exception."""
+    unknown = {event["event"] for event in group.all_events() if "group" in event} - EVENTS.keys()
+    assert not unknown, f"not in taskqd/supervisor/vocabulary.py: {sorted(unknown)}"
+    text = group.everything_logged()
+    assert not [leak for leak in _LEAKS if leak in text], text
+
+
+@dataclass(frozen=True)
+class Vitals:
+    """What a supervisor holds, but for what each of its processes costs."""
+
+    descriptors: int
+    threads: int
+
+
+def vitals(pid: int) -> Vitals:
+    """Measure a supervisor."""
+    process = psutil.Process(pid)
+    with process.oneshot():
+        children = [child for child in process.children() if child.status() != psutil.STATUS_ZOMBIE]
+        return Vitals(process.num_fds() - _PER_CHILD * len(children), process.num_threads())
+
+
+def check_flat(pid: int, before: Vitals) -> None:
+    """Fail when a supervisor goes on holding more than ``before``."""
+
+    def flat() -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):  # a child has ended between two looks
+            now = vitals(pid)
+            return now.descriptors <= before.descriptors and now.threads <= before.threads
+        return False
+
+    try:
+        wait_until(flat, 10)
+    except AssertionError:
+        held = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+        raise AssertionError(f"{vitals(pid)} after {before}: {held}") from None
+
+
+def tagged(tag: str) -> list[int]:
+    """Return every living process that carries the tag: descendants, adopted ones, and those in other sessions."""
+    wanted = f"{TAG}={tag}".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+                if wanted in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                    found.append(int(entry))
+    return found
+
+
+def needs(present: bool, what: str) -> None:
+    """Skip the test, and say why, on a machine that lacks ``what`` it needs."""
+    if not present:
+        pytest.skip(f"this machine lacks {what}")

@@ -31,6 +31,42 @@ class ConnectionBudget:
         return self.total > PGBOUNCER_THRESHOLD
 
 
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """What one worker holds under one role, which ends the application names of these sessions."""
+
+    role: str
+    pooled: bool
+    """True when they may go through a transaction pooler."""
+    most: int
+    """What is counted."""
+    idle: int
+    """What is held soon after the start, without work."""
+
+
+def worker_sessions(
+    *,
+    max_concurrency: int,
+    dispatcher_pool_size: int,
+    heartbeat_pool_size: int,
+    per_slot: bool = False,
+    listens: bool = True,
+) -> tuple[Sessions, ...]:
+    """Return what one worker holds, role by role; the sum is that of :func:`compute_connection_budget`.
+
+    ``listens`` is false for a worker that only polls; its connection stays counted.
+    """
+    slot = slot_pool_size(max_concurrency, per_slot)
+    return (
+        Sessions("dispatch", False, dispatcher_pool_size, 1),
+        Sessions("heartbeat", False, heartbeat_pool_size, 1),
+        Sessions("notify", False, 1, int(listens)),
+        Sessions("election", False, DEDICATED - 1, 0),
+        *([Sessions("slot", False, slot, slot)] if slot else []),
+        Sessions("worker", True, worker_pool_size(max_concurrency), 1),
+    )
+
+
 def worker_pool_size(max_concurrency: int) -> int:
     """Connections of a worker's pooled pool: one and a half per slot, rounded down."""
     return max_concurrency * 3 // 2

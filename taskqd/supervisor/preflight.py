@@ -87,8 +87,9 @@ def _answer(options: argparse.Namespace, link: _Link) -> dict[str, object]:
     from taskqd.domain.errors import BudgetExceededError
     from taskqd.domain.exit_codes import ExitCode
     from taskqd.storage.connect import describe_dsn
-    from taskqd.supervisor.fleet import Fit, Limits, describe_fleet, explain_misfit, judge_fleet
+    from taskqd.supervisor.budget import describe_fleet, explain_misfit
     from taskqd.supervisor.resolve import resolve
+    from taskqd.supervisor.room import Fit, Limits, judge_fleet
 
     found = resolve(options.file)
     for warning in found.warnings:
@@ -292,7 +293,7 @@ async def _look_at_limits(settings: Settings, group: str, link: _Link) -> Limits
 
 async def _limits(conn: asyncpg.Connection, settings: Settings, group: str) -> Limits:
     from taskqd.storage.limits import read_connection_limits
-    from taskqd.supervisor.fleet import Limits
+    from taskqd.supervisor.room import Limits
 
     found = await read_connection_limits(conn, settings.schema_name, group)
     return Limits(
@@ -321,8 +322,8 @@ if TYPE_CHECKING:
     import asyncpg
 
     from taskqd.settings import Settings
-    from taskqd.supervisor.fleet import Limits
     from taskqd.supervisor.resolve import Resolution
+    from taskqd.supervisor.room import Limits
 
 
 if __name__ == "__main__":

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskqd.domain.errors import BudgetExceededError
+from taskqd.supervisor.budget import describe_fleet
 from taskqd.supervisor.changes import Changes, Costs, diff, needs_restart, order, rescale
-from taskqd.supervisor.fleet import Crew, Fleet, Limits, describe_fleet, judge_fleet
+from taskqd.supervisor.fleet import Crew, Fleet
 from taskqd.supervisor.plan import ChildSpec, Plan
 from taskqd.supervisor.recycle import RecycleLimits
+from taskqd.supervisor.room import Limits, judge_fleet
 
 NAMES = ("io", "cpu", "gpu", "mail")
 

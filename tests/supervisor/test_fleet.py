@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskqd.supervisor.fleet import Crew, Fit, Fleet, Limits, advise, explain_misfit, judge_fleet
+from taskqd.supervisor.advice import advise
+from taskqd.supervisor.budget import explain_misfit
+from taskqd.supervisor.fleet import Crew, Fleet
+from taskqd.supervisor.room import Fit, Limits, judge_fleet
 
 
 def fleet(replicas: int = 1, concurrency: int = 8, **options: int) -> Fleet:

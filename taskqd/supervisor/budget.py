@@ -1,0 +1,95 @@
+"""The connection budget of a workgroup in words and as JSON values. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from taskqd.domain.budget import CLIENT_POOL_SIZE, LEADER_EXTRA
+from taskqd.supervisor.fleet import PREFLIGHT_CONNECTIONS, SCHEDULER_CONNECTIONS, SCHEDULER_IDLE, Crew, Fleet
+from taskqd.supervisor.room import Fit, Limits, Verdict
+
+
+def explain_misfit(fleet: Fleet, limits: Limits, verdict: Verdict) -> str:
+    """Return the one message of a group that does not fit."""
+    held = limits.max_connections - limits.available
+    server = f"{limits.available} of the server's {limits.max_connections} connections ({held} are reserved)"
+    raised = "max_connections at least {} on the server"
+    if limits.limited_by is not None:
+        server = f"{limits.available}, the connection limit of {limits.limited_by}"
+        raised = f"a connection limit of at least {{}} for {limits.limited_by}"
+    if verdict.fit is Fit.NEVER:
+        text = f"the workgroup needs {fleet.required} connections and can have {server}: {verdict.over} too many"
+    else:
+        others = max(fleet.outside, limits.others)
+        groups = "".join(f", {group.connections} of group {group.name!r}" for group in limits.groups)
+        text = (
+            f"the workgroup needs {fleet.own} connections beside the {others} of others{groups} and can have {server}: "
+            f"{verdict.over} too many"
+        )
+    needed = limits.max_connections + verdict.over
+    remedies = [*verdict.advice, raised.format(needed)]
+    return f"{text}; what would fit: {'; or '.join(remedies)}"
+
+
+def describe_fleet(fleet: Fleet, limits: Limits | None, verdict: Verdict) -> dict[str, Any]:
+    """Return the whole budget as JSON values, for ``taskqd budget --json`` and the group's status."""
+    total = fleet.total
+    return {
+        "supervisors": fleet.supervisors,
+        "direct": total.direct,
+        "pooled": total.pooled,
+        "total": total.total,
+        "pgbouncer_recommended": total.pgbouncer_recommended,
+        "workers": [_row(crew, fleet.supervisors) for crew in fleet.crews],
+        "leader": LEADER_EXTRA if fleet.crews else 0,
+        "web_pods": fleet.web_pods,
+        "web_connections": fleet.web_pods * CLIENT_POOL_SIZE,
+        "app_connections": fleet.app_connections,
+        "scheduler": SCHEDULER_CONNECTIONS * fleet.supervisors if fleet.scheduler else 0,
+        "scheduler_idle": SCHEDULER_IDLE * fleet.supervisors if fleet.scheduler else 0,
+        "preflight": PREFLIGHT_CONNECTIONS * fleet.supervisors,
+        "pooler": fleet.pooler,
+        "pooler_sessions": fleet.pooler_sessions,
+        "required": fleet.required,
+        "idle": fleet.idle,
+        "rotation": fleet.rotation,
+        "surge": fleet.surge,
+        "peak": fleet.peak,
+        **describe_limits(limits, fleet.outside),
+        "verdict": str(verdict.fit),
+        "over": verdict.over,
+        "peak_over": verdict.peak_over,
+        "advice": list(verdict.advice),
+    }
+
+
+def describe_limits(limits: Limits | None, outside: int) -> dict[str, Any]:
+    """Return what the server grants as JSON values: ``limits``, ``available``, and ``taken`` by others of that."""
+    if limits is None:
+        return {"limits": None, "available": None, "taken": None}
+    return {
+        "limits": {
+            "limited_by": limits.limited_by,
+            "max_connections": limits.max_connections,
+            "superuser_reserved": limits.superuser_reserved,
+            "reserved": limits.reserved,
+            "others": limits.others,
+            "groups": [{"name": group.name, "declared": group.declared, "live": group.live} for group in limits.groups],
+        },
+        "available": limits.available,
+        "taken": limits.taken(outside),
+    }
+
+
+def _row(crew: Crew, supervisors: int) -> dict[str, Any]:
+    return {
+        "name": crew.name,
+        "replicas": crew.replicas,
+        "max_concurrency": crew.max_concurrency,
+        "direct": crew.budget.direct * supervisors,
+        "pooled": crew.budget.pooled * supervisors,
+        "total": crew.budget.total * supervisors,
+        "sessions": [
+            {"role": part.role, "pooled": part.pooled, "each": part.most, "idle": part.idle} for part in crew.sessions
+        ],
+    }

@@ -13,6 +13,10 @@ import sys
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code. ``argv`` is the command line without the program's name."""
     arguments = sys.argv[1:] if argv is None else argv
+    if arguments[:1] == ["run"]:
+        from taskqd.supervisor.early import keep_signals
+
+        keep_signals()
     _open_standard_streams()
     if "TASKQD_CONTROL_FD" in os.environ:
         from taskqd.health.child import arm

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.health.server import HealthServer
@@ -24,6 +23,7 @@ from taskqd.supervisor.release import Releaser
 from taskqd.supervisor.reload import Surroundings
 from taskqd.supervisor.runtime import GroupFiles, choose_directory
 from taskqd.supervisor.sdnotify import Notifier
+from taskqd.supervisor.signals import Meaning, Orders, Signals
 from taskqd.supervisor.spawn import base_environment, child_command
 from taskqd.supervisor.stopping import CLOSING
 from taskqd.supervisor.verbs import Verbs
@@ -51,8 +51,8 @@ async def run_group(
     database is away (69) or not migrated (75), or the budget does not fit (78, 75).
     """
     environ = os.environ if environ is None else environ
-    reaper, stop_signals, notifier = Reaper(), _StopSignals(), Notifier.from_environ(environ)
-    stop_signals.install()
+    reaper, signals, notifier = Reaper(), Signals(), Notifier.from_environ(environ)
+    signals.install()
     reaper.start()
     try:
         workgroup, problems = load_workgroup(file)
@@ -68,7 +68,7 @@ async def run_group(
             board = Board(group)
             log = (journal or Journal()).bind(group=group)
             verbs = Verbs(Surroundings(file, environ, reaper, files, log, notifier))
-            stop_signals.on_hang_up = verbs.hang_up
+            signals.listen(Meaning.RELOAD, lambda _name: verbs.hang_up())
             server = HealthServer(
                 files.socket,
                 live=board.live,
@@ -91,7 +91,7 @@ async def run_group(
                 # It imports beside the check before the start: whoever is ready first waits for the other.
                 wanted = registries_of((worker.actors, worker.preload) for worker in workgroup.workers)
                 preload.start(wanted, base_environment(environ, workgroup.app_dir))
-                plan = await _preflight(file, reaper, environ, stop_signals, log, notifier)
+                plan = await _preflight(file, reaper, environ, signals, log, notifier)
                 if plan is None:
                     return ExitCode.DONE
                 monitor = Monitor(
@@ -108,7 +108,7 @@ async def run_group(
                     capture=_captures(workgroup.supervisor.logs, log),
                 )
                 verbs.attach(monitor, board)
-                stop_signals.listener = monitor.stop
+                Orders(monitor, verbs, board, log).follow(signals)
                 return await monitor.run()
             finally:
                 # At the same time and bounded as a whole: little is left of what the platform granted.
@@ -119,6 +119,7 @@ async def run_group(
         finally:
             files.release()
     finally:
+        signals.close()
         reaper.stop()
         notifier.close()
 
@@ -131,7 +132,7 @@ async def _preflight(
     file: str,
     reaper: Reaper,
     environ: Mapping[str, str],
-    stop_signals: _StopSignals,
+    signals: Signals,
     log: Journal,
     notifier: Notifier,
 ) -> Plan | None:
@@ -140,7 +141,8 @@ async def _preflight(
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(None) as scope:
-            stop_signals.listener = lambda _reason: scope.reschedule(loop.time())
+            for meaning in (Meaning.STOP, Meaning.QUIT):
+                signals.listen(meaning, lambda _reason: scope.reschedule(loop.time()))
             return await consult(
                 [file, "--for", "run"],
                 reaper=reaper,
@@ -151,60 +153,6 @@ async def _preflight(
     except TimeoutError:
         log.tell("shutdown-complete", exit_code=int(ExitCode.DONE), why="told to stop before the start")
         return None
-
-
-class _StopSignals:
-    """SIGTERM and SIGINT, from the first moment on, each passed to the ``listener``; and SIGHUP."""
-
-    def __init__(self) -> None:
-        self._listener: Callable[[str], None] | None = None
-        self._early: list[str] = []
-        self._hung_up_early = False
-        self._on_hang_up: Callable[[], None] | None = None
-
-    def install(self) -> None:
-        """Handle them on the running loop."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._arrived, number.name)
-        loop.add_signal_handler(signal.SIGHUP, self._hung_up)
-
-    @property
-    def listener(self) -> Callable[[str], None] | None:
-        """Who is told; what arrived before there was anybody is told at once."""
-        return self._listener
-
-    @listener.setter
-    def listener(self, listener: Callable[[str], None]) -> None:
-        self._listener = listener
-        early, self._early = self._early, []
-        for reason in early:
-            listener(reason)
-
-    def _arrived(self, reason: str) -> None:
-        if self._listener is None:
-            self._early.append(reason)
-        else:
-            self._listener(reason)
-
-    @property
-    def on_hang_up(self) -> Callable[[], None] | None:
-        """Who is told of SIGHUP where no terminal was closed: it asks to read the file again."""
-        return self._on_hang_up
-
-    @on_hang_up.setter
-    def on_hang_up(self, told: Callable[[], None]) -> None:
-        self._on_hang_up = told
-        if self._hung_up_early:
-            told()
-
-    def _hung_up(self) -> None:
-        if os.isatty(0):  # a closed terminal ends what it started
-            self._arrived("SIGHUP")
-        elif self._on_hang_up is None:
-            self._hung_up_early = True
-        else:
-            self._on_hang_up()
 
 
 def _warn(text: str) -> None:

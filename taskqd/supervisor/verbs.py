@@ -1,4 +1,4 @@
-"""What may be asked of a running group by ``POST`` to its socket, and by SIGHUP."""
+"""What may be asked of a running group by ``POST`` to its socket, by SIGHUP and by SIGUSR2."""
 
 from __future__ import annotations
 
@@ -60,11 +60,24 @@ class Verbs:
         """SIGHUP: reload. As many as come while one waits are one."""
         if self._monitor is None:
             self._hung_up_early = True
-            return
+        else:
+            self._try("sighup-refused", lambda: self._reload({}))
+
+    def renew(self, _reason: str) -> None:
+        """SIGUSR2: a fresh process for each. As many as come while one waits are one."""
+        _, reloader = self._running()
+        find = self._targets({}, scheduler=True)
+
+        async def renew(change: Change) -> None:
+            await reloader.restart(change, find())
+
+        self._try("sigusr2-refused", lambda: self._line.add("renew", renew, join=True))
+
+    def _try(self, refused: str, make: Callable[[], Change]) -> None:
         try:
-            self._reload({})
+            make()
         except RefusedError as error:
-            self._around.journal.tell("sighup-refused", "warning", why=str(error))
+            self._around.journal.tell(refused, "warning", why=str(error))
 
     def _succeed(self, child: Child, why: str) -> bool:
         """Replace a process by a fresh one that starts first; False when there is no room for both."""

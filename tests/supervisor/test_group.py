@@ -258,17 +258,6 @@ def test_the_supervisor_loads_only_what_it_may(group: StartGroup) -> None:
     assert "multiprocessing" not in loaded
 
 
-def test_a_hang_up_without_a_terminal_reloads(group: StartGroup) -> None:
-    g = group()
-    g.wait_for("ready")
-    g.command.signal(signal.SIGHUP)
-    (done,) = g.wait_for("reload-done")
-    assert done["result"] == "reloaded: nothing to change"
-    assert not g.events("child-exit")
-    assert g.ask("/ready")[0] == 200
-    assert g.stop() == 0, g.command.stderr
-
-
 def test_memory_files_and_threads_stay_flat_over_restarts(group: StartGroup) -> None:
     g = group(modes={"io": "crash-ready"}, tables={"supervisor": "stable_after = 0\nburst_limit = 0"})
     g.wait_for("ready", 5, timeout=60)

@@ -259,16 +259,6 @@ def test_reloads_at_the_same_time_are_few_and_all_are_answered(group: StartGroup
     assert g.stop() == 0, g.command.stderr
 
 
-def test_a_hang_up_before_there_is_a_plan_reloads_once_there_is_one(group: StartGroup) -> None:
-    g = group(tables=SOON)
-    g.wait_for("preflight")
-    g.command.signal(signal.SIGHUP)
-    g.wait_for("reload-done")
-    wait_until(lambda: g.ask("/ready")[0] == 200, 30)
-    assert len(g.events("spawn")) == 1
-    assert g.stop() == 0, g.command.stderr
-
-
 def test_deaths_while_a_process_is_replaced(group: StartGroup) -> None:
     g = group(modes={"io": "picky"}, tables={"[workers]": "replicas = 2", "supervisor": "settle_after = 1.5"})
     g.wait_for("ready", 2)

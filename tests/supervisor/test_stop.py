@@ -51,33 +51,6 @@ def test_a_child_is_told_its_deadlines_and_may_use_them(group: StartGroup) -> No
     assert 1 <= time.monotonic() - began < GRACE
 
 
-@BOTH_WAYS
-def test_a_second_signal_cancels_now(group: StartGroup) -> None:
-    g = group(
-        modes={"io": "slow"},
-        tables={"[workers]": "cancellation_grace_period = 3.5\ncleanup_grace_period = 1"},
-    )
-    g.wait_for("ready")
-    began = time.monotonic()
-    g.command.signal(signal.SIGTERM)
-    g.wait_for("shutdown-begin")
-    g.command.signal(signal.SIGINT)
-    assert g.command.wait() == 0
-    assert time.monotonic() - began < 3.5
-    assert g.events("shutdown-hurry")[0]["reason"] == "SIGINT"
-
-
-@BOTH_WAYS
-def test_a_third_signal_kills_now(group: StartGroup) -> None:
-    g = group(modes={"io": "deaf"}, tables={"[workers]": "replicas = 2"})
-    g.wait_for("ready", 2)
-    for event in ("shutdown-begin", "shutdown-hurry", "shutdown-kill"):
-        g.command.signal(signal.SIGTERM)
-        g.wait_for(event)
-    assert g.command.wait(5) == 3
-    assert g.left_over() == []
-
-
 def test_a_stop_while_booting_and_while_waiting_to_restart(group: StartGroup) -> None:
     g = group(modes={"io": "never-ready"})
     g.wait_for("spawn")

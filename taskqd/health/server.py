@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from taskqd.domain.background import BackgroundLoop
 from taskqd.domain.errors import ConfigError
 
 MAX_PATH_BYTES = 107
@@ -24,6 +26,8 @@ _REQUEST_TIMEOUT = 2.0
 _MAX_CONNECTIONS = 64
 _BODY_LIMIT = 16 * 1024
 _MAX_STREAMS = 32
+_LOOK_INTERVAL = 2.0
+"""Seconds between two looks at whether the socket is still where it is looked for."""
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _REASONS = {
     200: "OK",
@@ -70,6 +74,9 @@ class HealthServer:
     The callables run on the event loop and must be quick and never touch the database. One that raises is
     answered with 500. ``metrics`` returns the Prometheus text format, now or once awaited. Verbs are for root and
     this process's own user; they are answered as they go, and go on when the asker leaves.
+
+    A socket that somebody removes is made again within seconds, where its directory exists: ``on_place("")`` is told
+    then, and ``on_place(why)`` when it cannot be.
     """
 
     def __init__(
@@ -81,20 +88,31 @@ class HealthServer:
         metrics: Callable[[], str | Awaitable[str]] | None = None,
         routes: Mapping[str, Route] | None = None,
         verbs: Mapping[str, Verb] | None = None,
+        on_place: Callable[[str], None] | None = None,
     ) -> None:
         check_socket_path(path)
         self.path = path
+        """Where the socket is; it may be moved within its directory."""
         self._routes: dict[str, Route] = {"/live": live, "/ready": ready, **(routes or {})}
         self._verbs = dict(verbs or {})
         self._metrics = metrics
         self._server: asyncio.Server | None = None
         self._port: asyncio.Server | None = None
-        self._inode: int | None = None
+        self._identity: tuple[int, int] | None = None
+        self._on_place = on_place
+        self._misplaced = ""
+        self._keeper = BackgroundLoop(
+            "socket", self._keep_place, cadence=_LOOK_INTERVAL, on_failure=self._cannot_keep, backoff_cap=_LOOK_INTERVAL
+        )
         self._connections = 0
         self._streams = 0
 
     async def start(self) -> None:
         """Listen. ``ConfigError`` when the directory cannot be written or another process listens there."""
+        await self._listen()
+        self._keeper.start()
+
+    async def _listen(self) -> None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._bind(sock)
@@ -116,18 +134,47 @@ class HealthServer:
 
     async def stop(self) -> None:
         """Stop listening and remove the socket unless another process replaced it. Safe to call twice."""
+        await self._keeper.stop()
         port, self._port = self._port, None
         if port is not None:
             port.close()
         server, self._server = self._server, None
         if server is None:
             return
-        try:
-            if os.stat(self.path).st_ino == self._inode:
-                os.unlink(self.path)
-        except FileNotFoundError:
-            pass  # somebody cleaned the directory: nothing is left to remove
+        with contextlib.suppress(OSError):  # somebody cleaned the directory: nothing is left to remove
+            if (place := self._place()) is not None:
+                os.unlink(place)
         server.close()
+
+    async def _keep_place(self) -> None:
+        """Follow the socket when it was moved, and listen anew when it is gone."""
+        place = self._place()
+        if place is not None:
+            self.path = place
+            return
+        before = self._server
+        await self._listen()
+        if before is not None:
+            before.close()
+        self._misplaced = ""
+        if self._on_place is not None:
+            self._on_place("")
+
+    def _cannot_keep(self, _name: str, error: BaseException, _streak: int) -> None:
+        why, self._misplaced = self._misplaced, str(error)
+        if self._on_place is not None and why != self._misplaced:
+            self._on_place(self._misplaced)
+
+    def _place(self) -> str | None:
+        """Return the path of the socket, which somebody may have moved, or None when it has none any more."""
+        with contextlib.suppress(OSError):
+            if _identity(os.stat(self.path)) == self._identity:
+                return self.path
+        with contextlib.suppress(OSError), os.scandir(os.path.dirname(self.path) or ".") as entries:
+            for entry in entries:
+                if _identity(entry.stat(follow_symlinks=False)) == self._identity:
+                    return entry.path
+        return None
 
     def _bind(self, sock: socket.socket) -> None:
         try:
@@ -135,7 +182,7 @@ class HealthServer:
             sock.bind(self.path)
             # Nobody can connect before listen(), so that the socket is never open to others.
             os.chmod(self.path, stat.S_IRUSR | stat.S_IWUSR)
-            self._inode = os.stat(self.path).st_ino
+            self._identity = _identity(os.stat(self.path))
         except OSError as error:
             what = os.strerror(error.errno) if error.errno else str(error)
             raise ConfigError(f"cannot create the socket {self.path!r}: {what}") from None
@@ -248,6 +295,10 @@ class HealthServer:
             "application/json",
             json.dumps({"ok": answer.ok, **answer.body}).encode() + b"\n",
         )
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
 
 
 def _may_change(sock: socket.socket) -> bool:

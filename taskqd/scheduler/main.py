@@ -21,6 +21,7 @@ from taskqd.domain.ids import new_uuid
 from taskqd.health.control import ControlLink, Drain
 from taskqd.health.server import HealthServer, Report
 from taskqd.observe import logs
+from taskqd.observe.place import tell_place
 from taskqd.scheduler.maintenance import Maintenance, MaintenanceLoops
 from taskqd.settings import Settings
 from taskqd.storage.boot import boot_connection
@@ -96,7 +97,11 @@ class Scheduler:
             beat = BackgroundLoop("scheduler-beat", self._beat, cadence=1.0, on_failure=self._loop_failed)
             if self._settings.health_enabled:
                 self._health = HealthServer(
-                    self._settings.health_socket_path, live=self._live, ready=self._ready, metrics=self._metrics
+                    self._settings.health_socket_path,
+                    live=self._live,
+                    ready=self._ready,
+                    metrics=self._metrics,
+                    on_place=tell_place,
                 )
                 await self._health.start()
                 if self._settings.metrics_port is not None:

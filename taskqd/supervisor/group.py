@@ -26,6 +26,7 @@ from taskqd.supervisor.sdnotify import Notifier
 from taskqd.supervisor.signals import Meaning, Orders, Signals
 from taskqd.supervisor.spawn import base_environment, child_command
 from taskqd.supervisor.stopping import CLOSING
+from taskqd.supervisor.upkeep import Upkeep
 from taskqd.supervisor.verbs import Verbs
 from taskqd.supervisor.workgroup import SCHEDULER, Workgroup, WorkgroupError, load_workgroup
 
@@ -69,6 +70,8 @@ async def run_group(
             log = (journal or Journal()).bind(group=group)
             verbs = Verbs(Surroundings(file, environ, reaper, files, log, notifier))
             signals.listen(Meaning.RELOAD, lambda _name: verbs.hang_up())
+            record = Record(files.record)
+            upkeep = Upkeep(files, record, log)
             server = HealthServer(
                 files.socket,
                 live=board.live,
@@ -76,12 +79,12 @@ async def run_group(
                 metrics=board.metrics,
                 routes=board.routes(),
                 verbs={**verbs.routes(), **board.verbs()},
+                on_place=upkeep.told,
             )
             await server.start()
-            releaser = Releaser(
-                Record(files.record), log, lambda workers: release_by_helper(file, workers, reaper, environ)
-            )
+            releaser = Releaser(record, log, lambda workers: release_by_helper(file, workers, reaper, environ))
             releaser.start()
+            upkeep.start()
             preload = Preload(reaper=reaper, journal=log, command=zygote)
             board.preload = preload.status
             try:
@@ -115,6 +118,7 @@ async def run_group(
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(CLOSING):
                         await asyncio.gather(verbs.close(CLOSING), preload.stop(), releaser.finish(_RELEASE_TIME))
+                await upkeep.stop()
                 await server.stop()
         finally:
             files.release()

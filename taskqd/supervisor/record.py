@@ -60,7 +60,7 @@ class Record:
         self._entries[worker_id] = Entry(
             worker_id, pid, start_time(pid), boot_id(), pid_namespace(), under_init=os.getpid() == 1
         )
-        self._write()
+        self.write()
 
     def forget(self, worker_ids: Iterable[str]) -> None:
         """The workers hold nothing any more."""
@@ -68,9 +68,10 @@ class Record:
         for worker_id in worker_ids:
             self._entries.pop(worker_id, None)
         if len(self._entries) < before:
-            self._write()
+            self.write()
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Write the file, or remove it when no worker may hold anything."""
         # What cannot be written is a full or vanished disk: rows then come back when their leases end.
         with contextlib.suppress(OSError):
             if not self._entries:

@@ -31,6 +31,8 @@ class GroupFiles:
 
     def __init__(self, directory: str, group: str) -> None:
         self._group = group
+        self.directory = directory
+        """The runtime directory, which other groups may share."""
         self._lock_path = os.path.join(directory, f"{group}.lock")
         self._lock: int | None = None
         self._children = os.path.join(directory, group)
@@ -87,16 +89,38 @@ class GroupFiles:
             os.close(lock)  # its holder removed the file between our open and our lock
         raise AlreadyRunningError(f"workgroup {self._group!r}: {self._lock_path} changes hands all the time")
 
+    def restore(self) -> bool:
+        """Make again what somebody has removed of the directories and the lock; True when something was missing.
+
+        Raises ``ConfigError`` when that is not possible, ``AlreadyRunningError`` when another supervisor has the place.
+        """
+        if self._lock is None or (self._is_current(self._lock) and os.path.isdir(self._children)):
+            return False
+        fault = _fault(self.directory, make_parents=True)
+        if fault:
+            raise ConfigError(f"the runtime directory {self.directory!r} was removed, and {fault}")
+        if not self._is_current(self._lock):
+            before, self._lock = self._lock, None
+            try:
+                self.acquire()
+            except BaseException:
+                self._lock = before
+                raise
+            os.close(before)
+        os.makedirs(self._children, mode=0o700, exist_ok=True)
+        return True
+
     def release(self) -> None:
         """Remove what belongs to the group and give the lock back. Safe to call without holding it."""
         if self._lock is None:
             return
-        with contextlib.suppress(OSError):  # cleaned by somebody else, or not empty: neither is worth a failed stop
-            for name in os.listdir(self._children):
-                os.unlink(os.path.join(self._children, name))
-            os.rmdir(self._children)
-        with contextlib.suppress(OSError):
-            os.unlink(self._lock_path)
+        if self._is_current(self._lock):  # else it was removed, and what is there now is another supervisor's
+            with contextlib.suppress(OSError):  # cleaned by somebody else, or not empty: not worth a failed stop
+                for name in os.listdir(self._children):
+                    os.unlink(os.path.join(self._children, name))
+                os.rmdir(self._children)
+            with contextlib.suppress(OSError):
+                os.unlink(self._lock_path)
         os.close(self._lock)
         self._lock = None
 
@@ -110,7 +134,7 @@ class GroupFiles:
     def _is_current(self, lock: int) -> bool:
         try:
             return os.path.samestat(os.fstat(lock), os.stat(self._lock_path))
-        except FileNotFoundError:
+        except OSError:  # it is gone, or somebody may no longer look there
             return False
 
     def _keep(self, lock: int) -> None:

@@ -20,6 +20,7 @@ from taskqd.domain.ids import new_uuid
 from taskqd.health.control import ControlLink, Drain
 from taskqd.health.server import HealthServer
 from taskqd.observe import logs
+from taskqd.observe.place import tell_place
 from taskqd.settings import Settings
 from taskqd.storage.boot import boot_connection
 from taskqd.storage.statements import load
@@ -86,6 +87,7 @@ class Worker:
             live=lambda: report.live(self._phase),
             ready=lambda: report.ready(self._engine, self._phase, settings.heartbeat_interval),
             metrics=lambda: report.metrics(self._engine),
+            on_place=tell_place,
         )
 
     @property

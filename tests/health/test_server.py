@@ -19,6 +19,7 @@ import pytest
 from taskqd.domain.errors import ConfigError
 from taskqd.health import probe as probe_module
 from taskqd.health.server import MAX_PATH_BYTES, HealthServer, Report
+from tests.support import eventually
 
 
 @contextlib.asynccontextmanager
@@ -132,6 +133,20 @@ async def test_stop_leaves_the_socket_of_a_successor(tmp_path: Path) -> None:
         with socket.socket(socket.AF_UNIX) as successor:
             successor.bind(str(path))
     assert path.exists()
+
+
+async def test_a_socket_that_was_moved_is_followed_and_one_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    path, moved = tmp_path / "a.next.sock", tmp_path / "a.sock"
+    told: list[str] = []
+    async with serving(path, on_place=told.append) as server:
+        path.rename(moved)
+        await eventually(lambda: server.path == str(moved), 20)
+        assert not told
+        moved.unlink()
+        await eventually(moved.exists, 20)
+        assert (await get(moved, "/live"))[0] == 200
+        assert told == [""]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_long_path_is_refused_with_the_limit(tmp_path: Path) -> None:

@@ -300,50 +300,6 @@ def test_a_budget_without_a_server_is_no_verdict(start: Start, write: Callable[.
 # -- the file system ------------------------------------------------------------------------------
 
 
-def test_a_socket_path_that_is_too_long(start: Start, write: Callable[..., None], child_env: dict[str, str]) -> None:
-    write(GROUP.replace('"run"', f'"{"d" * 110}"'))
-    message = refused(start("run", "group.toml", env=child_env), 78)
-    assert "bytes long, the limit is 107" in message
-
-
-@pytest.mark.parametrize(
-    ("directory", "reason"),
-    [("/proc/taskqd", "cannot be made: "), ("group.toml", "cannot be made: File exists"), ("/dev/null/x", "cannot")],
-)
-def test_a_runtime_directory_that_cannot_be_used(
-    start: Start, write: Callable[..., None], directory: str, reason: str, child_env: dict[str, str]
-) -> None:
-    write(GROUP.replace('"run"', f'"{directory}"'))
-    message = refused(start("run", "group.toml", env=child_env), 78)
-    assert f"[supervisor] runtime_dir = {directory!r}: {reason}" in message
-
-
-def test_a_shared_temporary_directory_must_be_ours(
-    start: Start, write: Callable[..., None], child_env: dict[str, str], short_dir: Path
-) -> None:
-    shared = short_dir / "tmp"
-    shared.mkdir()
-    shared.chmod(0o1777)
-    (shared / "mine").mkdir(mode=0o755)
-    write(GROUP.replace('"run"', f'"{shared}/mine"'))
-    assert "must be a directory of this user with mode 0700" in refused(start("run", "group.toml", env=child_env), 78)
-
-
-def test_a_directory_that_is_not_writable(start: Start, write: Callable[..., None], child_env: dict[str, str]) -> None:
-    write(GROUP.replace('"run"', '"/proc/self"'))
-    refused(start("run", "group.toml", env=child_env), 78)
-
-
-def test_a_file_in_place_of_the_socket(
-    start: Start, write: Callable[..., None], child_env: dict[str, str], short_dir: Path
-) -> None:
-    write()
-    (short_dir / "run").mkdir()
-    (short_dir / "run" / "group.sock").write_text("precious")
-    assert "exists and is not a socket" in refused(start("run", "group.toml", env=child_env), 78)
-    assert (short_dir / "run" / "group.sock").read_text() == "precious"
-
-
 def test_a_metrics_port_in_the_environment_of_many_children(
     start: Start, write: Callable[..., None], child_env: dict[str, str], short_dir: Path
 ) -> None:

@@ -95,35 +95,6 @@ def test_the_preflight_does_not_outlive_a_killed_supervisor(group: StartGroup) -
     wait_until(lambda: not _alive(preflight))
 
 
-def test_the_next_supervisor_takes_over_what_a_killed_one_left(group: StartGroup) -> None:
-    g = group()
-    g.wait_for("ready")
-    g.command.signal(signal.SIGKILL)
-    g.command.wait()
-    assert g.socket.exists()
-    again = g.run_again()
-    try:
-        wait_until(lambda: '"event": "ready"' in again.stderr, 30)
-        again.signal(signal.SIGTERM)
-        assert again.wait() == 0
-    finally:
-        again.end()
-    assert g.left_over() == []
-
-
-def test_a_second_instance_is_refused_and_names_the_first(group: StartGroup) -> None:
-    g = group()
-    g.wait_for("ready")
-    again = g.run_again()
-    try:
-        assert again.wait() == 75
-        assert f"workgroup 'group' is already running: process {g.command.pid} holds" in again.stderr
-    finally:
-        again.end()
-    assert g.ask("/live")[0] == 200
-    assert g.stop() == 0
-
-
 def _alive(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

@@ -17,10 +17,11 @@ import pytest
 from taskqd.storage.migrate import migrate_up
 from tests.matrix.oracle import oracle
 from tests.postgres import Server
+from tests.queue_fixtures import jobs
 from tests.supervisor.conftest import Group, StartGroup, group, starter
 from tests.support import child_environment
 
-__all__ = ["group"]
+__all__ = ["group", "jobs"]
 
 Trial = Callable[..., AbstractContextManager[Group]]
 

@@ -52,7 +52,7 @@ class StandIn:
     def drain(self, drain: Drain) -> None:
         self.drains.append(drain)
         print("drained-by-message", len(self.drains), flush=True)
-        if self.has("deaf"):
+        if self.modes & {"deaf", "ignores-all"}:
             return
         if self.has("slow"):
             loop = asyncio.get_running_loop()
@@ -71,15 +71,25 @@ class StandIn:
         await link.start(self.beat, self.drain, self.be_quiet)
         if self.has("never-ready"):
             await self.ended.wait()
+        if self.has("slow-boot"):
+            for step in range(12):
+                link.send_progress(f"step {step}")
+                await asyncio.sleep(0.25)
         if self.has("grandchild"):
             subprocess.Popen(["sleep", "1000"])
+        if self.has("bomb"):
+            for _ in range(4):
+                fork_for_ever()
+        if self.has("ignores-all"):
+            for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+                signal.signal(number, signal.SIG_IGN)
         link.send_ready()
         print("ready", flush=True)
         await asyncio.sleep(0.05)
         self.after_ready()
         await self.ended.wait()
         await link.close("drained")
-        return 0
+        return 75 if self.drains and self.drains[-1].recycle else 0
 
     def after_ready(self) -> None:
         if self.has("blocked"):
@@ -91,6 +101,10 @@ class StandIn:
             print(len(hoard), flush=True)
         if self.has("catastrophe"):
             re.match(r"(a|aa)+$", "a" * 60 + "b")  # one call in C, which no signal ends
+        if self.has("stuck"):
+            os.stat(os.environ["STUCK_PLACE"] + "/anything")
+        if self.has("long-call"):
+            max(range(10**10))
         if self.has("gil-held"):
             while True:  # a signal ends a sleep early
                 ctypes.PyDLL(None).sleep(1000)
@@ -101,8 +115,21 @@ class StandIn:
             os.write(int(os.environ["TASKQD_CONTROL_FD"]), b"\x00garbage\n")
         if self.has("crash-ready"):
             raise RuntimeError("crashed after it was ready")
-        if self.has("refuse-ready"):
-            os._exit(78)
+        for mode in self.modes:
+            if mode.startswith("ready-exit-"):
+                os._exit(int(mode.removeprefix("ready-exit-")))
+
+
+def fork_for_ever() -> None:
+    """Start a process that is another one each time somebody looks: each makes the next and ends."""
+    until = time.monotonic() + 60
+    if os.fork():
+        return
+    while time.monotonic() < until:
+        if os.fork():
+            os._exit(0)
+        time.sleep(0.001)
+    os._exit(0)
 
 
 def main() -> int:

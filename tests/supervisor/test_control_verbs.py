@@ -159,7 +159,7 @@ def test_a_scale_that_fails_leaves_the_number_as_it_was(group: StartGroup) -> No
 
 
 def test_what_was_given_up_is_started_again_by_resume(group: StartGroup) -> None:
-    g = group(modes={"io": "refuse-ready@1,once"}, tables={"[workers]": "replicas = 2"})
+    g = group(modes={"io": "ready-exit-78@1,once"}, tables={"[workers]": "replicas = 2"})
     g.wait_for("given-up")
     assert taskqd(g, "resume", "io.1").returncode == 0
     assert states(g) == {"io.0": "ready", "io.1": "ready"}

@@ -220,7 +220,7 @@ def test_a_boot_that_takes_too_long_is_ended(group: StartGroup) -> None:
 
 
 def test_a_refusal_after_the_boot_phase_gives_up_that_process_alone(group: StartGroup) -> None:
-    g = group(modes={"io": "refuse-ready@1"}, tables={"[workers]": "replicas = 2"})
+    g = group(modes={"io": "ready-exit-78@1"}, tables={"[workers]": "replicas = 2"})
     g.wait_for("given-up")
     code, ready = g.ask("/ready")
     assert code == 503

@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 from tests.supervisor.conftest import Group, StartGroup
-from tests.support import wait_until
 
 QUICK = {"supervisor": "stable_after = 0\nbackoff_initial = 0.05\nburst_limit = 0"}
 FORKED = pytest.mark.parametrize("group", ["require"], indirect=True, ids=["fork"])
@@ -70,18 +69,6 @@ def test_the_scheduler_is_execed(group: StartGroup) -> None:
     ready = {event["child"]: event["pid"] for event in g.wait_for("ready", 2)}
     assert psutil.Process(ready["scheduler.0"]).cmdline() != zygote(g).cmdline()
     assert g.stop() == 0, g.command.stderr
-
-
-@FORKED
-@pytest.mark.parametrize("mode", ["idle", "gil-held", "never-ready"])
-def test_neither_workers_nor_the_zygote_outlive_a_killed_supervisor(group: StartGroup, mode: str) -> None:
-    g = group(modes={"io": mode}, tables={"[workers]": "replicas = 2"})
-    g.wait_for("spawn" if mode == "never-ready" else "ready", 2)
-    processes = g.processes()
-    assert len(processes) == 3
-    g.command.signal(signal.SIGKILL)
-    g.command.wait()
-    wait_until(lambda: not g.processes(), 10)
 
 
 @FORKED

@@ -28,7 +28,7 @@ async def work(payload: Work) -> None:
 
 
 ACTORS = """\
-import ctypes, os, time
+import time
 from pydantic import BaseModel
 from taskqd import actor
 
@@ -41,9 +41,6 @@ async def work(payload: Work) -> None:
         file.write("x")
     if payload.how == "block":
         time.sleep(1000)
-    if payload.how == "hold":
-        while True:
-            ctypes.PyDLL(None).sleep(1000)
 
 registry = [work]
 """
@@ -101,22 +98,6 @@ def test_whoever_is_killed_comes_back(running: Callable[..., Command], victim: s
     assert ready(command)[-1]["child"] == f"{victim}.0"
     command.process.terminate()
     assert command.wait() == 0, command.stderr
-
-
-@pytest.mark.parametrize("how", ["block", "hold"])
-async def test_no_worker_outlives_the_supervisor_whatever_its_actor_does(
-    running: Callable[..., Command], short_dir: Path, dsn: str, schema: str, how: str
-) -> None:
-    command = running(FILE.replace("hang_kill_after = 1", "hang_kill_after = 100"))
-    await enqueue(dsn, schema, how)
-    await eventually(lambda: (short_dir / "started").exists(), 30)
-    children = command.children()
-    assert len(children) == 3, "scheduler, worker, and the process that workers are forked from"
-    command.signal(signal.SIGKILL)
-    command.wait()
-    await eventually(
-        lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
-    )
 
 
 async def test_an_actor_that_blocks_the_loop_is_named_by_the_stack_and_its_worker_replaced(

@@ -154,26 +154,6 @@ async def _is(group: Running, status: str) -> bool:
     return await group.status() == status
 
 
-async def test_the_successor_of_a_killed_supervisor_settles_what_its_workers_held(
-    running: StartGroup, start: Callable[..., Command], child_env: dict[str, str], dsn: str
-) -> None:
-    group = running(2)
-    await group.job(waits, dsn)
-    assert group.record.stat().st_mode & 0o777 == 0o600
-    assert {entry["pid"] for entry in json.loads(group.record.read_text())["workers"]} >= set(group.executors())
-    group.command.signal(signal.SIGKILL)
-    group.command.wait()
-    assert group.record.exists()
-    group.command = start("run", "group.toml", env=child_env)
-    await eventually(group.attempts, 30, group.command.stderr)
-    assert await group.attempts() == [("crashed", "worker_dead")]
-    await eventually(lambda: _is(group, "succeeded"), 30)
-    await eventually(lambda: sum(len(event["workers"]) for event in group.events("jobs-released")) == 2, 10)
-    group.command.process.terminate()
-    assert group.command.wait() == 0, group.command.stderr
-    assert not group.record.exists()
-
-
 async def test_a_row_that_a_stop_had_to_leave_is_an_interrupt_before_the_group_has_ended(
     running: StartGroup, dsn: str
 ) -> None:

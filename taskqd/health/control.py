@@ -21,19 +21,25 @@ BEAT_INTERVAL = 1.0
 _ORPHANED = 75
 
 
+GROUP_ENDS = "shutdown"
+"""The reason of a drain with which every process of the group is asked to end."""
+
+
 @dataclass(frozen=True, slots=True)
 class Drain:
     """A request to stop. The times are absolute, in nanoseconds of ``CLOCK_MONOTONIC``, which all processes
     share.
 
     ``cancel_ns``: when to cancel what still runs. ``force_ns``: when to release what still runs.
-    ``deadline_ns``: when the process must be gone; it is killed then.
+    ``deadline_ns``: when the process must be gone; it is killed then. ``recycle``: it makes room for a fresh
+    process, and ends with 75.
     """
 
     deadline_ns: int
     cancel_ns: int
     force_ns: int
     reason: str
+    recycle: bool = False
 
 
 def _is_socket(number: int) -> bool:
@@ -174,6 +180,7 @@ class ControlLink:
                         cancel_ns=int(message["cancel_ns"]),
                         force_ns=int(message["force_ns"]),
                         reason=str(message["reason"]),
+                        recycle=message.get("recycle") is True,
                     )
                 )
             case "quiet":

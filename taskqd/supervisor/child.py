@@ -182,8 +182,8 @@ class Child:
         number = self.beat.get("seq", 0)
         return isinstance(number, int) and 0 < self._word >= number
 
-    def ask_to_drain(self, reason: str) -> None:
-        """Send the deadlines over the link.
+    def ask_to_drain(self, reason: str, *, recycle: bool) -> None:
+        """Send the deadlines over the link; with ``recycle`` a process that ends well ends with 75.
 
         SIGTERM only where nobody reads the link yet or any more: sent beside the message it may arrive when
         the process has drained already and no longer handles it, and what ended well would look killed.
@@ -198,6 +198,7 @@ class Child:
                 "force_ns": int(times.force * 1e9),
                 "deadline_ns": int(times.gone * 1e9),
                 "reason": reason,
+                "recycle": recycle,
             }
         )
         if not told or self.slot.ready_at is None:

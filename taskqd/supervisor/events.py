@@ -55,9 +55,13 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """Ask the process to end while the group goes on; it is killed at ``deadline`` and stays away until started."""
+    """Ask the process to end while the group goes on; it is killed at ``deadline`` and stays away until started.
+
+    ``replaced``: why a fresh process has taken its place, if that is the reason.
+    """
 
     deadline: float
+    replaced: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

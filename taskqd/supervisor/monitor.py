@@ -186,10 +186,13 @@ class Monitor:
         self._apply(child, Settle())
         self.roster.seat(child, instead_of)
 
-    def retire(self, child: Child) -> None:
-        """Ask a process to end, within the time that a stop of the group would give it."""
+    def retire(self, child: Child, replaced: str | None = None) -> None:
+        """Ask a process to end, within the time that a stop of the group would give it.
+
+        ``replaced``: why it makes room for a fresh one, where it does.
+        """
         child.deadlines = deadlines(time.monotonic(), self._plan.grace, child.spec.graces)
-        self._apply(child, Retire(child.deadlines.kill))
+        self._apply(child, Retire(child.deadlines.kill, replaced))
 
     def rehire(self, child: Child) -> None:
         """Start a retired or given up process again, or keep one that was about to be."""
@@ -252,7 +255,7 @@ class Monitor:
         """Yield what may start now: boots compete for CPU, so only so many workers at a time."""
         booting = sum(child.slot.state is State.BOOTING for child in self._children if child.spec.role == "worker")
         for child in list(self._children):  # others may come and go while one is spawned
-            if child.slot.state is not State.SPAWNING:
+            if child.slot.state is not State.SPAWNING or not self.roster.may_start(child):
                 continue
             if child.spec.role == "worker":
                 if booting >= self._plan.max_booting or self._preload.way(child.spec) is Way.WAIT:
@@ -385,7 +388,8 @@ class Monitor:
             case Send(number):
                 child.send_signal(number)
             case AskToDrain():
-                child.ask_to_drain("shutdown" if self._stops_done else child.slot.replaced or "retired")
+                why = None if self._stops_done else child.slot.replaced
+                child.ask_to_drain(why or ("shutdown" if self._stops_done else "retired"), recycle=why is not None)
             case Tell("child-exit", level, fields):
                 words = child.last_words()
                 if level == "info":

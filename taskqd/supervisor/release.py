@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from taskqd.domain.errors import TaskQError
 from taskqd.supervisor.child import Child
+from taskqd.supervisor.exits import WELL_RECYCLED
 from taskqd.supervisor.journal import Journal
 from taskqd.supervisor.record import Entry, Record, is_gone
 from taskqd.supervisor.slot import State
@@ -77,7 +78,7 @@ class Releaser:
         worker_id = child.worker_id
         if worker_id is None:
             return
-        if code == 0 and child.left_nothing:
+        if code in WELL_RECYCLED and child.left_nothing:
             self._record.forget([worker_id])
             return
         self._gone[worker_id] = time.monotonic()

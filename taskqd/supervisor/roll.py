@@ -29,8 +29,11 @@ class Ground(Protocol):
     def seat(self, child: Child, instead_of: Child | None = None) -> None:
         """End its trial and give it its place."""
 
-    def retire(self, child: Child) -> None:
-        """Ask a process to end, within the time that a stop of the group would give it."""
+    def retire(self, child: Child, replaced: str | None = None) -> None:
+        """Ask a process to end, within the time that a stop of the group would give it.
+
+        ``replaced``: why it makes room for a fresh one, where it does.
+        """
 
     def dismiss(self, child: Child) -> None:
         """Take away its place."""
@@ -47,8 +50,8 @@ class Roll:
         self._change = change
         self._settle = settle
 
-    async def replace(self, old: Child, spec: ChildSpec, *, surge: bool) -> None:
-        """Put a process of ``spec`` in the place of ``old``.
+    async def replace(self, old: Child, spec: ChildSpec, *, surge: bool, recycled: str | None = None) -> None:
+        """Put a process of ``spec`` in the place of ``old``, which has done enough where it is ``recycled``.
 
         With ``surge`` the new one works before the old one is asked to drain; without, the old one is gone before
         the new one starts. Raises ``AbortedError`` when the new one fails; the old one then goes on.
@@ -58,7 +61,7 @@ class Roll:
             self._change.tell(f"{old.name} is drained: it will be the new one once it is resumed", child=old.name)
             return
         if not surge:
-            await self._end_all([old])
+            await self._end_all([old], replaced=recycled)
             if old.slot.state is State.LOST:
                 raise AbortedError(f"{old.name} cannot be ended, so that its successor cannot start")
         new = self._ground.hire(spec, old.index)
@@ -72,7 +75,7 @@ class Roll:
         self._ground.seat(new, old)
         if surge:
             self._change.tell(f"{new.name}: process {new.slot.pid} is ready, {old.slot.pid} drains", child=new.name)
-            await self._end_all([old])
+            await self._end_all([old], replaced=recycled)
         self._change.tell(f"{new.name} is replaced", child=new.name, step="replaced", pid=new.slot.pid)
 
     async def grow(self, spec: ChildSpec, indexes: Sequence[int]) -> None:
@@ -102,10 +105,10 @@ class Roll:
             self._change.tell(f"{child.name} drains", child=child.name, step="drain")
         await self._end_all(members)
 
-    async def _end_all(self, children: Sequence[Child]) -> None:
+    async def _end_all(self, children: Sequence[Child], *, replaced: str | None = None) -> None:
         """Ask processes to end and wait for them; the slot of one that is late kills it."""
         for child in children:
-            self._ground.retire(child)
+            self._ground.retire(child, replaced)
         for child in children:
             await reached(child, AWAY)
             tell_end(self._change, child)

@@ -56,6 +56,10 @@ class Roster:
         """Return the newcomers and leavers."""
         return [child for child in self.all if child not in self.members]
 
+    def may_start(self, child: Child) -> bool:
+        """False for a scheduler while another one lives, were it one that cannot be ended: never two at a time."""
+        return child.spec.role == "worker" or self.rival(child) is None
+
     def rival(self, child: Child) -> Child | None:
         """Return another living process of the same name and index, if there is one."""
         for other in self.all:

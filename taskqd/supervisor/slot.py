@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from taskqd.supervisor.exits import Exit
 from taskqd.supervisor.restart import RestartRule
@@ -45,6 +46,21 @@ RUNNING = frozenset({State.BOOTING, State.READY, State.STALLED})
 """The states in which a process exists and is meant to go on."""
 
 
+class KillCause(StrEnum):
+    """What the supervisor kills for."""
+
+    STALL = "stall"
+    """It sent no beats for too long."""
+    BOOT = "boot"
+    """It was not ready in time."""
+    PROTOCOL = "protocol"
+    """It does not speak our protocol."""
+    DRAIN = "drain"
+    """It did not end in time after it was asked to."""
+    STOP = "stop"
+    """Somebody asked for the third time that the group end."""
+
+
 @dataclass(frozen=True, slots=True)
 class Timing:
     """The limits of a slot, in seconds."""
@@ -81,6 +97,12 @@ class Slot:
     """What a silent process suffers from, once that is known."""
     kill_reason: str | None = None
     """Why the supervisor sent this process a deadly signal."""
+    kill_cause: KillCause | None = None
+    """The same in one word."""
+    drain_since: float | None = None
+    """When its process was asked to end."""
+    crashed_at: float | None = None
+    """When it ended without being asked to; None once it is ready again."""
     hard: bool = False
     """SIGKILL was sent."""
     unstable: int = 0
@@ -94,3 +116,21 @@ class Slot:
     unclean: bool = False
     """Its process had to be killed, or failed, after it was asked to end."""
     last_exit: Exit | None = None
+
+    def enter(self, state: State, now: float, deadline: float | None = None, **changes: Any) -> Slot:
+        """Return the slot in ``state`` since ``now``."""
+        return replace(self, state=state, since=now, deadline=deadline, **changes)
+
+    def wanted(self, now: float, *, trial: bool = False) -> Slot:
+        """Return the slot as it waits for its first start: nothing that happened before counts any more."""
+        return self.enter(
+            State.SPAWNING,
+            now,
+            unstable=0,
+            degraded=False,
+            crashed_at=None,
+            recent=(),
+            retiring=False,
+            trial=trial,
+            unclean=False,
+        )

@@ -2,20 +2,7 @@
 
 Pure: no clock, no process, no log. :func:`step` takes a slot and an event and returns the slot as it is then
 and what the shell must do. A pair that is in neither :data:`TABLE` nor :data:`IGNORED` is a bug, and a test
-says so.
-
-::
-
-    DOWN ──start──► SPAWNING ──spawned──► BOOTING ──ready──► READY ◄──beat── STALLED
-                     ▲    │                  │                │ no beat ──────► │
-                  due│    │spawn failed      │too slow        │                 │ too long
-                     │    ▼                  ▼                │                 ▼
-                   BACKOFF ◄──exit── (any of them)            │stop          KILLING ──► LOST
-                     │                                        ▼                 ▲
-                     └─given up─► FATAL                   DRAINING ──too slow───┘
-                                                              ▲
-    RETIRED ◄──exit── (what was retired, or on trial)         │retire
-       └──start──► SPAWNING                             (any of them)
+says so. ``docs/states.md`` is drawn from the table by ``scripts/docs``.
 """
 
 from __future__ import annotations
@@ -25,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from taskqd.supervisor.ending import Outcome, exited
 from taskqd.supervisor.events import (
     AskToDrain,
     Beat,
     Broken,
     Due,
     Effect,
-    EndGroup,
     Event,
     Exited,
     Kill,
@@ -49,17 +36,13 @@ from taskqd.supervisor.events import (
     Suspected,
     Tell,
 )
-from taskqd.supervisor.exits import WELL_RECYCLED, Exit, ExitClass, classify
-from taskqd.supervisor.restart import GiveUp, Restart, judge
-from taskqd.supervisor.slot import ALIVE, RUNNING, Slot, State
+from taskqd.supervisor.slot import ALIVE, RUNNING, KillCause, Slot, State
 
 ABORT_WAIT = 1.0
 """Seconds that a hung process has to print its stack after SIGABRT before SIGKILL."""
 
 REAP_WAIT = 5.0
 """Seconds after SIGKILL until a process counts as lost: it sits in the kernel and cannot be killed."""
-
-Outcome = tuple[Slot, list[Effect]]
 
 
 def step(slot: Slot, event: Event, now: float) -> Outcome:
@@ -68,31 +51,13 @@ def step(slot: Slot, event: Event, now: float) -> Outcome:
     return handler(slot, event, now) if handler else (slot, [])
 
 
-def _enter(slot: Slot, state: State, now: float, deadline: float | None = None, **changes: Any) -> Slot:
-    return replace(slot, state=state, since=now, deadline=deadline, **changes)
-
-
 # -- coming up ------------------------------------------------------------------------------------
 
 
 def _start(slot: Slot, event: Start, now: float) -> Outcome:
     if slot.stopping:
         return slot, []
-    return _wanted(slot, now, trial=event.trial), []
-
-
-def _wanted(slot: Slot, now: float, *, trial: bool = False) -> Slot:
-    return _enter(
-        slot,
-        State.SPAWNING,
-        now,
-        unstable=0,
-        degraded=False,
-        recent=(),
-        retiring=False,
-        trial=trial,
-        unclean=False,
-    )
+    return slot.wanted(now, trial=event.trial), []
 
 
 def _keep_after_all(slot: Slot, event: Start, now: float) -> Outcome:
@@ -100,8 +65,7 @@ def _keep_after_all(slot: Slot, event: Start, now: float) -> Outcome:
 
 
 def _spawned(slot: Slot, event: Spawned, now: float) -> Outcome:
-    fresh = _enter(
-        slot,
+    fresh = slot.enter(
         State.BOOTING,
         now,
         now + slot.timing.boot_timeout,
@@ -111,6 +75,8 @@ def _spawned(slot: Slot, event: Spawned, now: float) -> Outcome:
         replaced=None,
         suspicion="",
         kill_reason=None,
+        kill_cause=None,
+        drain_since=None,
         hard=False,
     )
     return fresh, [Tell("spawn", fields={"pid": event.pid})]
@@ -118,11 +84,11 @@ def _spawned(slot: Slot, event: Spawned, now: float) -> Outcome:
 
 def _spawn_failed(slot: Slot, event: SpawnFailed, now: float) -> Outcome:
     if slot.trial:
-        return _enter(slot, State.RETIRED, now), [Tell("spawn-failed", "error", {"why": event.why})]
+        return slot.enter(State.RETIRED, now), [Tell("spawn-failed", "error", {"why": event.why})]
     rule = slot.timing.restart
     count = slot.unstable + 1
     delay = min(rule.backoff_max, rule.backoff_initial * 2 ** min(count - 1, 16)) * event.jitter
-    waiting = _enter(slot, State.BACKOFF, now, now + delay, unstable=count)
+    waiting = slot.enter(State.BACKOFF, now, now + delay, unstable=count)
     return waiting, [Tell("spawn-failed", "error", {"why": event.why, "retry_in": round(delay, 2)})]
 
 
@@ -133,8 +99,11 @@ def _progress(slot: Slot, event: Progress, now: float) -> Outcome:
 
 
 def _ready(slot: Slot, event: Ready, now: float) -> Outcome:
-    up = _enter(slot, State.READY, now, now + slot.timing.stall_after, ready_at=now)
-    return up, [Tell("ready", fields={"pid": slot.pid, "boot_s": round(now - slot.spawned_at, 3)})]
+    up = slot.enter(State.READY, now, now + slot.timing.stall_after, ready_at=now, crashed_at=None)
+    fields = {"pid": slot.pid, "boot_s": round(now - slot.spawned_at, 3)}
+    if slot.crashed_at is not None:
+        fields["after_crash_s"] = round(now - slot.crashed_at, 3)
+    return up, [Tell("ready", fields=fields)]
 
 
 def _settled(slot: Slot, event: Settle, now: float) -> Outcome:
@@ -142,7 +111,7 @@ def _settled(slot: Slot, event: Settle, now: float) -> Outcome:
 
 
 def _due_to_start(slot: Slot, event: Due, now: float) -> Outcome:
-    return _enter(slot, State.SPAWNING, now), []
+    return slot.enter(State.SPAWNING, now), []
 
 
 # -- being watched --------------------------------------------------------------------------------
@@ -154,14 +123,15 @@ def _beat(slot: Slot, event: Beat, now: float) -> Outcome:
 
 
 def _stalled(slot: Slot, event: Due, now: float) -> Outcome:
-    silent = _enter(slot, State.STALLED, now, now + slot.timing.hang_kill_after)
+    silent = slot.enter(State.STALLED, now, now + slot.timing.hang_kill_after)
     told = Tell("stalled", "warning", {"pid": slot.pid, "kill_in": slot.timing.hang_kill_after})
     return silent, [Send(signal.SIGUSR1), told]
 
 
 def _recovered(slot: Slot, event: Beat, now: float) -> Outcome:
-    alive = _enter(slot, State.READY, now, now + slot.timing.stall_after, suspicion="")
-    return alive, [Tell("recovered", fields={"pid": slot.pid, "stalled_s": round(now - slot.since, 1)})]
+    alive = slot.enter(State.READY, now, now + slot.timing.stall_after, suspicion="")
+    fields = {"pid": slot.pid, "stalled_s": round(now - slot.since, 1), "judged": bool(slot.suspicion)}
+    return alive, [Tell("recovered", fields=fields)]
 
 
 def _rearm(slot: Slot, event: Rearm, now: float) -> Outcome:
@@ -174,21 +144,26 @@ def _suspected(slot: Slot, event: Suspected, now: float) -> Outcome:
 
 def _hung(slot: Slot, event: Due, now: float) -> Outcome:
     why = f"sent no beat for {now - slot.since + slot.timing.stall_after:.0f} s"
-    return _abort(slot, now, f"{why}: {slot.suspicion}" if slot.suspicion else why)
+    return _abort(slot, now, f"{why}: {slot.suspicion}" if slot.suspicion else why, KillCause.STALL)
 
 
 def _boot_overdue(slot: Slot, event: Due, now: float) -> Outcome:
-    return _abort(slot, now, f"was not ready after {now - slot.spawned_at:.0f} s")
+    return _abort(slot, now, f"was not ready after {now - slot.spawned_at:.0f} s", KillCause.BOOT)
 
 
 def _broken(slot: Slot, event: Broken, now: float) -> Outcome:
-    return _abort(slot, now, event.why)
+    return _abort(slot, now, event.why, KillCause.PROTOCOL)
 
 
-def _abort(slot: Slot, now: float, why: str) -> Outcome:
+def _abort(slot: Slot, now: float, why: str, cause: KillCause) -> Outcome:
     """Kill by SIGABRT first: its handler prints every thread's stack, even with the interpreter lock held."""
-    dying = _enter(slot, State.KILLING, now, now + ABORT_WAIT, kill_reason=why)
-    return dying, [Send(signal.SIGABRT), Tell("kill", "error", {"pid": slot.pid, "why": why})]
+    dying = slot.enter(State.KILLING, now, now + ABORT_WAIT, kill_reason=why, kill_cause=cause)
+    return dying, _deadly(dying, signal.SIGABRT)
+
+
+def _deadly(slot: Slot, number: signal.Signals) -> list[Effect]:
+    fields = {"pid": slot.pid, "why": slot.kill_reason, "signal": number.name, "cause": str(slot.kill_cause)}
+    return [Send(number), Tell("kill", "error", fields)]
 
 
 # -- being stopped --------------------------------------------------------------------------------
@@ -199,18 +174,18 @@ def _stop_nothing(slot: Slot, event: Stop | Kill, now: float) -> Outcome:
 
 
 def _stop_unborn(slot: Slot, event: Stop | Kill, now: float) -> Outcome:
-    return _enter(slot, State.DOWN, now, stopping=True), []
+    return slot.enter(State.DOWN, now, stopping=True), []
 
 
 def _drain(slot: Slot, event: Stop, now: float) -> Outcome:
     effects: list[Effect] = [AskToDrain()]
     if slot.state is State.STALLED:
         effects.append(Send(signal.SIGUSR1))
-    return _enter(slot, State.DRAINING, now, event.deadline, stopping=True), effects
+    return slot.enter(State.DRAINING, now, event.deadline, stopping=True, drain_since=now), effects
 
 
 def _recycle(slot: Slot, event: Recycle, now: float) -> Outcome:
-    leaving = _enter(slot, State.DRAINING, now, event.deadline, replaced=event.why)
+    leaving = slot.enter(State.DRAINING, now, event.deadline, replaced=event.why, drain_since=now)
     return leaving, [AskToDrain(), Tell("recycle", fields={"pid": slot.pid, "why": event.why})]
 
 
@@ -220,16 +195,16 @@ def _hurry(slot: Slot, event: Stop, now: float) -> Outcome:
 
 
 def _retire_nothing(slot: Slot, event: Retire, now: float) -> Outcome:
-    return (slot, []) if slot.stopping else (_enter(slot, State.RETIRED, now), [])
+    return (slot, []) if slot.stopping else (slot.enter(State.RETIRED, now), [])
 
 
 def _stop_retired(slot: Slot, event: Stop | Kill, now: float) -> Outcome:
-    return _enter(slot, State.DOWN, now, stopping=True, unclean=False), []
+    return slot.enter(State.DOWN, now, stopping=True, unclean=False), []
 
 
 def _retire(slot: Slot, event: Retire, now: float) -> Outcome:
     draining, effects = _drain(slot, Stop(event.deadline), now)
-    return replace(draining, stopping=slot.stopping, retiring=True), effects
+    return replace(draining, stopping=slot.stopping, retiring=True, replaced=event.replaced), effects
 
 
 def _retire_sooner(slot: Slot, event: Retire, now: float) -> Outcome:
@@ -242,110 +217,30 @@ def _retire_dying(slot: Slot, event: Retire, now: float) -> Outcome:
 
 
 def _drain_overdue(slot: Slot, event: Due, now: float) -> Outcome:
-    return _destroy(slot, now, f"did not stop within {now - slot.since:.0f} s")
+    return _destroy(slot, now, f"did not stop within {now - slot.since:.0f} s", KillCause.DRAIN)
 
 
 def _kill(slot: Slot, event: Kill, now: float) -> Outcome:
-    return _destroy(replace(slot, stopping=True), now, event.why)
+    return _destroy(replace(slot, stopping=True), now, event.why, KillCause.STOP)
 
 
 def _kill_harder(slot: Slot, event: Kill, now: float) -> Outcome:
     if slot.hard:
         return replace(slot, stopping=True), []
-    return _destroy(replace(slot, stopping=True), now, slot.kill_reason or event.why)
+    return _destroy(replace(slot, stopping=True), now, slot.kill_reason or event.why, slot.kill_cause or KillCause.STOP)
 
 
-def _destroy(slot: Slot, now: float, why: str) -> Outcome:
-    dying = _enter(slot, State.KILLING, now, now + REAP_WAIT, kill_reason=why, hard=True)
-    return dying, [Send(signal.SIGKILL), Tell("kill", "error", {"pid": slot.pid, "why": why})]
+def _destroy(slot: Slot, now: float, why: str, cause: KillCause) -> Outcome:
+    dying = slot.enter(State.KILLING, now, now + REAP_WAIT, kill_reason=why, kill_cause=cause, hard=True)
+    return dying, _deadly(dying, signal.SIGKILL)
 
 
 def _kill_overdue(slot: Slot, event: Due, now: float) -> Outcome:
     if not slot.hard:
-        hard = _enter(slot, State.KILLING, now, now + REAP_WAIT, hard=True)
-        return hard, [Send(signal.SIGKILL)]
-    lost = _enter(slot, State.LOST, now)
+        hard = slot.enter(State.KILLING, now, now + REAP_WAIT, hard=True)
+        return hard, _deadly(hard, signal.SIGKILL)
+    lost = slot.enter(State.LOST, now)
     return lost, [Tell("lost", "error", {"pid": slot.pid, "why": "SIGKILL did not end it"})]
-
-
-# -- ending ---------------------------------------------------------------------------------------
-
-
-def _exited(slot: Slot, event: Exited, now: float) -> Outcome:
-    end = classify(event.code, killed_because=slot.kill_reason, oom=event.oom)
-    gone = replace(slot, pid=None, last_exit=end)
-    if slot.stopping or slot.retiring:
-        return _stopped(gone, end, event.goodbye, now)
-    if slot.replaced is not None and slot.kill_reason is None and event.code in WELL_RECYCLED:
-        return _recycled(slot, event, now)
-    if slot.trial:
-        why = {"pid": slot.pid, "code": end.code, "class": str(end.kind), "why": end.why}
-        return _enter(gone, State.RETIRED, now), [Tell("child-exit", "error", why)]
-    if slot.state is State.DRAINING and slot.replaced is None:  # it was retired, and is wanted again
-        return _wanted(gone, now), [Tell("child-exit", fields={"code": end.code, "why": "stopped"})]
-    ready_for = None if slot.ready_at is None else now - slot.ready_at
-    window = slot.timing.restart.burst_window
-    recent = tuple(at for at in slot.recent if at > now - window)
-    verdict = judge(
-        slot.timing.restart,
-        end,
-        ready_for=ready_for,
-        unstable=slot.unstable,
-        came_up=event.came_up,
-        recent=len(recent),
-        jitter=event.jitter,
-    )
-    fields = {"pid": slot.pid, "code": end.code, "class": str(end.kind), "why": end.why}
-    told = Tell("child-exit", "error", fields)
-    if isinstance(verdict, GiveUp):
-        return _give_up(gone, verdict, told, now)
-    return _restart(gone, verdict, told, recent, now)
-
-
-def _stopped(slot: Slot, end: Exit, goodbye: bool, now: float) -> Outcome:
-    # One that had not come up yet did no work: how it ends is no loss, unless it had to be killed. And one
-    # that had finished no longer handles a SIGTERM that others may send.
-    late = goodbye and end.code == -signal.SIGTERM
-    unclean = slot.kill_reason is not None or (end.code != 0 and slot.ready_at is not None and not late)
-    fields = {"code": end.code, "why": "stopped" if not unclean else end.why}
-    told = Tell("child-exit", "error" if unclean else "info", fields)
-    away = State.DOWN if slot.stopping else State.RETIRED
-    return _enter(slot, away, now, unclean=slot.unclean or unclean), [told]
-
-
-def _recycled(slot: Slot, event: Exited, now: float) -> Outcome:
-    """Start the next one at once: this end was asked for and says nothing against the process."""
-    end = Exit(event.code, ExitClass.RECYCLE, f"recycled: {slot.replaced}")
-    fresh = _enter(slot, State.BACKOFF, now, now, pid=None, last_exit=end, recycled=slot.recycled + 1)
-    fields = {"pid": slot.pid, "code": end.code, "class": str(end.kind), "why": end.why}
-    return fresh, [Tell("child-exit", fields=fields)]
-
-
-def _restart(slot: Slot, verdict: Restart, told: Tell, recent: tuple[float, ...], now: float) -> Outcome:
-    keep = max(slot.timing.restart.burst_limit, 1)
-    waiting = _enter(
-        slot,
-        State.BACKOFF,
-        now,
-        now + verdict.delay,
-        unstable=verdict.unstable,
-        degraded=verdict.degraded,
-        restarts=slot.restarts + 1,
-        recent=(*recent, now)[-keep:],
-    )
-    fields = {"delay_s": round(verdict.delay, 2), "unstable_runs": verdict.unstable}
-    effects: list[Effect] = [told, Tell("restart-scheduled", "warning", fields)]
-    if verdict.degraded and not slot.degraded:
-        effects.append(Tell("degraded", "error", {"unstable_runs": verdict.unstable, "why": told.fields["why"]}))
-    return waiting, effects
-
-
-def _give_up(slot: Slot, verdict: GiveUp, told: Tell, now: float) -> Outcome:
-    dead = _enter(slot, State.FATAL, now, unstable=verdict.unstable)
-    effects: list[Effect] = [told, Tell("given-up", "error", {"why": verdict.why})]
-    if verdict.group is not None:
-        effects.append(EndGroup(verdict.group, verdict.why))
-    return dead, effects
 
 
 Handler = Callable[[Slot, Any, float], Outcome]
@@ -365,7 +260,7 @@ TABLE: dict[tuple[State, type], Handler] = {
     (State.BOOTING, Stop): _drain,
     (State.BOOTING, Kill): _kill,
     (State.BOOTING, Retire): _retire,
-    (State.BOOTING, Exited): _exited,
+    (State.BOOTING, Exited): exited,
     (State.BOOTING, Broken): _broken,
     (State.BOOTING, Due): _boot_overdue,
     (State.BOOTING, Rearm): _rearm,
@@ -375,7 +270,7 @@ TABLE: dict[tuple[State, type], Handler] = {
     (State.READY, Kill): _kill,
     (State.READY, Retire): _retire,
     (State.READY, Settle): _settled,
-    (State.READY, Exited): _exited,
+    (State.READY, Exited): exited,
     (State.READY, Broken): _broken,
     (State.READY, Due): _stalled,
     (State.READY, Rearm): _rearm,
@@ -384,7 +279,7 @@ TABLE: dict[tuple[State, type], Handler] = {
     (State.STALLED, Stop): _drain,
     (State.STALLED, Kill): _kill,
     (State.STALLED, Retire): _retire,
-    (State.STALLED, Exited): _exited,
+    (State.STALLED, Exited): exited,
     (State.STALLED, Broken): _broken,
     (State.STALLED, Due): _hung,
     (State.STALLED, Rearm): _rearm,
@@ -392,13 +287,13 @@ TABLE: dict[tuple[State, type], Handler] = {
     (State.DRAINING, Kill): _kill,
     (State.DRAINING, Retire): _retire_sooner,
     (State.DRAINING, Start): _keep_after_all,
-    (State.DRAINING, Exited): _exited,
+    (State.DRAINING, Exited): exited,
     (State.DRAINING, Due): _drain_overdue,
     (State.KILLING, Stop): _stop_nothing,
     (State.KILLING, Kill): _kill_harder,
     (State.KILLING, Retire): _retire_dying,
     (State.KILLING, Start): _keep_after_all,
-    (State.KILLING, Exited): _exited,
+    (State.KILLING, Exited): exited,
     (State.KILLING, Due): _kill_overdue,
     (State.BACKOFF, Stop): _stop_unborn,
     (State.BACKOFF, Kill): _stop_unborn,
@@ -414,7 +309,7 @@ TABLE: dict[tuple[State, type], Handler] = {
     (State.LOST, Stop): _stop_nothing,
     (State.LOST, Kill): _stop_nothing,
     (State.LOST, Retire): _retire_dying,
-    (State.LOST, Exited): _exited,
+    (State.LOST, Exited): exited,
 }
 """What each event does in each state."""
 

@@ -74,6 +74,8 @@ class Worker:
         self._stopping = asyncio.Event()
         self._plan: ShutdownPlan | None = None
         self._plan_changed = asyncio.Event()
+        self._recycled = False
+        self._group_ends = False
         self._signals = 0
         self._quiet = False
         self._link = ControlLink.from_environ()
@@ -101,7 +103,7 @@ class Worker:
         return self._engine is not None
 
     async def run(self) -> ExitCode:
-        """Boot, work until asked to stop, stop."""
+        """Boot, work until asked to stop, stop. Return 75 when a fresh process is to follow, else 0."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
@@ -112,7 +114,7 @@ class Worker:
                 await self._drain()
         finally:
             await self._close()
-        return ExitCode.DONE
+        return ExitCode.TRY_AGAIN if self._recycled else ExitCode.DONE
 
     # -- boot ---------------------------------------------------------------------------------------
 
@@ -217,6 +219,7 @@ class Worker:
         plan = self._begin_stop()
         if self._signals == 2:
             plan.hurry()
+        self._recycled = False
             self._plan_changed.set()
         elif self._signals > 2:
             os._exit(ExitCode.KILLED)
@@ -225,6 +228,8 @@ class Worker:
         plan = self._begin_stop()
         plan.tighten(drain.cancel_ns / 1e9, drain.force_ns / 1e9, drain.deadline_ns / 1e9)
         self._watchdog.set_deadline(plan.deadline)
+        self._recycled = drain.recycle
+        self._group_ends = drain.reason == GROUP_ENDS
         self._plan_changed.set()
 
     def _begin_stop(self) -> ShutdownPlan:

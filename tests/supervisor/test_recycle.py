@@ -139,7 +139,7 @@ def test_where_the_budget_has_no_room_it_drains_first(group: StartGroup, max_con
     )
     g.wait_for("recycle")
     end = g.wait_for("child-exit")[0]
-    assert (end["code"], end["class"]) == (0, "recycle")
+    assert (end["code"], end["class"]) == (75, "recycle")
     g.wait_for("ready", 2)
     names = [event["event"] for event in g.events() if event["event"] in ("ready", "child-exit")]
     assert names[:3] == ["ready", "child-exit", "ready"]

@@ -162,7 +162,7 @@ async def test_the_helper_is_spared_when_somebody_said_why_not(bench: MakeBench)
 
 @pytest.mark.parametrize(
     ("code", "left_nothing", "released"),
-    [(0, True, False), (0, False, True), (1, True, True), (-9, False, True), (75, True, True)],
+    [(0, True, False), (0, False, True), (1, True, True), (-9, False, True), (75, True, False)],
 )
 async def test_who_ended_well_and_held_nothing_needs_nobody(
     bench: MakeBench, code: int, left_nothing: bool, released: bool

@@ -1,4 +1,4 @@
-"""The table of a slot's life: complete, and holding its promises whatever happens in whatever order."""
+"""The table of a slot's life: complete, and what each event does."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import signal
 from typing import get_args
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.supervisor.events import (
@@ -20,7 +17,6 @@ from taskqd.supervisor.events import (
     EndGroup,
     Event,
     Exited,
-    Kill,
     Progress,
     Ready,
     Rearm,
@@ -33,10 +29,11 @@ from taskqd.supervisor.events import (
     Start,
     Stop,
     Suspected,
+    Tell,
 )
 from taskqd.supervisor.exits import ExitClass
 from taskqd.supervisor.restart import RestartRule
-from taskqd.supervisor.slot import ALIVE, RUNNING, Slot, State, Timing
+from taskqd.supervisor.slot import Slot, State, Timing
 from taskqd.supervisor.state import ABORT_WAIT, IGNORED, REAP_WAIT, TABLE, step
 
 TIMING = Timing(
@@ -182,6 +179,36 @@ def test_a_recycled_process_is_followed_at_once_and_counts_against_nobody(code: 
     assert (slot.last_exit.kind, slot.last_exit.why) == (ExitClass.RECYCLE, "recycled: ran 10 jobs")
 
 
+@pytest.mark.parametrize(("code", "unclean"), [(0, False), (75, False), (1, True)])
+def test_a_process_whose_successor_stands_beside_it_may_say_that_it_was_recycled(code: int, unclean: bool) -> None:
+    slot, _ = drive((5, Retire(20, "ran 10 jobs")), (7, Exited(code, True)), slot=ready_slot())
+    assert (slot.state, slot.unclean) == (State.RETIRED, unclean)
+
+
+def test_the_end_says_for_how_long_it_drained_and_what_came_of_it() -> None:
+    def drained(*events: tuple[float, Event]) -> tuple[float, str]:
+        _, asked = drive((5, Stop(20)), *events, slot=ready_slot())
+        (end,) = [effect.fields for effect in asked if isinstance(effect, Tell) and effect.event == "child-exit"]
+        return end["drain_s"], end["drained"]
+
+    assert drained((7, Exited(0, True))) == (2, "well")
+    assert drained((7, Exited(1, True))) == (2, "failed")
+    assert drained((20, Due()), (21, Exited(-9, True))) == (16, "killed")
+
+
+def test_each_deadly_signal_is_told_with_its_cause() -> None:
+    _, asked = drive((4, Due()), (34, Due()), (35, Due()), slot=ready_slot())
+    kills = [effect.fields for effect in asked if isinstance(effect, Tell) and effect.event == "kill"]
+    assert [(kill["signal"], kill["cause"]) for kill in kills] == [("SIGABRT", "stall"), ("SIGKILL", "stall")]
+
+
+def test_a_process_that_is_ready_again_says_how_long_that_took_since_the_crash() -> None:
+    history: list[tuple[float, Event]] = [(20, Exited(-9, True)), (20, Due()), (20, Spawned(7)), (21, Exited(1, True))]
+    _, asked = drive(*history, (22, Due()), (22, Spawned(8)), (23, Ready()), slot=ready_slot())
+    (ready,) = [effect.fields for effect in asked if isinstance(effect, Tell) and effect.event == "ready"]
+    assert ready["after_crash_s"] == 3
+
+
 def test_a_recycled_process_that_does_not_end_is_killed_and_followed() -> None:
     slot, asked = drive((5, Recycle(20, "old")), (20, Due()), (21, Exited(-9, True)), slot=ready_slot())
     assert signal.SIGKILL in signals(asked)
@@ -267,129 +294,3 @@ def test_what_fails_on_trial_is_neither_restarted_nor_ends_the_group(history: li
 def test_what_passed_its_trial_is_restarted() -> None:
     slot, _ = drive((0, Start(trial=True)), (0, Spawned(1)), (1, Ready()), (3, Settle()), (4, Exited(1, True)))
     assert slot.state is State.BACKOFF
-
-
-class AnyHistory(RuleBasedStateMachine):
-    """Events in any order a real shell could produce, and many it could not."""
-
-    @initialize()
-    def born(self) -> None:
-        self.now = 0.0
-        self.slot = Slot("io.0", TIMING)
-        self.next_pid = 1
-        self.stop_asked = False
-        self.retired = False
-
-    def apply(self, event: Event) -> list[Effect]:
-        before = self.slot
-        self.slot, effects = step(self.slot, event, self.now)
-        if before.state is State.FATAL and not isinstance(event, Start | Retire):
-            assert self.slot.state is State.FATAL, "given up is left only by an operator"
-        if before.pid is not None and self.slot.pid != before.pid:
-            assert isinstance(event, Exited), "a process is forgotten only when it is gone"
-            assert self.slot.pid is None, "one process at a time in a slot"
-        if before.state is State.RETIRED and not isinstance(event, Start | Stop | Kill):
-            assert self.slot == before, "retired is left only by an operator"
-        if before.state is not State.SPAWNING:
-            assert not isinstance(event, Spawned) or self.slot.pid == before.pid
-        return effects
-
-    @rule(seconds=st.floats(0, 100))
-    def time_passes(self, seconds: float) -> None:
-        self.now += seconds
-
-    @rule(trial=st.booleans())
-    def start(self, trial: bool) -> None:
-        lost = self.slot.state is State.LOST
-        self.apply(Start(trial=trial))
-        self.retired = self.retired and lost
-
-    @rule(within=st.floats(0.1, 100))
-    def retire(self, within: float) -> None:
-        self.retired = True
-        before = self.slot.deadline if self.slot.state is State.DRAINING else None
-        self.apply(Retire(self.now + within))
-        if before is not None and self.slot.state is State.DRAINING:
-            assert self.slot.deadline is not None
-            assert self.slot.deadline <= before
-
-    @precondition(lambda self: self.slot.state is State.SPAWNING)
-    @rule()
-    def spawned(self) -> None:
-        self.apply(Spawned(self.next_pid))
-        self.next_pid += 1
-
-    @precondition(lambda self: self.slot.state is State.SPAWNING)
-    @rule()
-    def spawn_failed(self) -> None:
-        self.apply(SpawnFailed("no"))
-
-    @rule(event=st.sampled_from([Progress(), Ready(), Beat(), Settle(), Broken("garbage"), Rearm(5), Suspected("x")]))
-    def said(self, event: Event) -> None:
-        self.apply(event)
-
-    @rule(within=st.floats(0.1, 100))
-    def stop(self, within: float) -> None:
-        self.stop_asked = True
-        before = self.slot.deadline if self.slot.state is State.DRAINING else None
-        self.apply(Stop(self.now + within))
-        if before is not None and self.slot.state is State.DRAINING:
-            assert self.slot.deadline is not None
-            assert self.slot.deadline <= before
-
-    @rule(within=st.floats(0.1, 100))
-    def recycle(self, within: float) -> None:
-        self.apply(Recycle(self.now + within, "old"))
-
-    @rule()
-    def kill(self) -> None:
-        self.stop_asked = True
-        alive = self.slot.state in ALIVE
-        hard = self.slot.hard and self.slot.state in (State.KILLING, State.LOST)
-        effects = self.apply(Kill("now"))
-        assert not alive or hard or signal.SIGKILL in signals(effects)
-
-    @precondition(lambda self: self.slot.deadline is not None and self.slot.deadline <= self.now)
-    @rule()
-    def due(self) -> None:
-        before = self.slot
-        self.apply(Due())
-        assert self.slot.deadline is None or self.slot.deadline > self.now or self.slot.state is not before.state
-
-    @precondition(lambda self: self.slot.state in ALIVE)
-    @rule(code=st.sampled_from([0, 1, 3, 69, 70, 75, 78, -6, -9, -11, -15]), came_up=st.booleans())
-    def exited(self, code: int, came_up: bool) -> None:
-        on_trial = self.slot.trial
-        effects = self.apply(Exited(code, came_up))
-        if self.stop_asked:
-            assert self.slot.state is State.DOWN
-        elif self.retired or on_trial:
-            assert self.slot.state is State.RETIRED
-            assert not any(isinstance(effect, EndGroup) for effect in effects)
-
-    @invariant()
-    def a_process_exists_exactly_where_the_state_says_so(self) -> None:
-        assert (self.slot.pid is not None) == (self.slot.state in ALIVE)
-
-    @invariant()
-    def what_must_end_has_a_deadline(self) -> None:
-        if self.slot.state in RUNNING | {State.DRAINING, State.KILLING, State.BACKOFF}:
-            assert self.slot.deadline is not None
-
-    @invariant()
-    def nothing_is_started_after_a_stop(self) -> None:
-        if self.stop_asked:
-            assert self.slot.state not in (State.SPAWNING, State.BOOTING, State.BACKOFF)
-
-    @invariant()
-    def nothing_is_started_after_a_retirement(self) -> None:
-        if self.retired:
-            assert self.slot.state not in (State.SPAWNING, State.BOOTING, State.READY, State.BACKOFF)
-
-    @invariant()
-    def memory_is_bounded(self) -> None:
-        assert len(self.slot.recent) <= max(TIMING.restart.burst_limit, 1)
-
-
-TestAnyHistory = AnyHistory.TestCase
-TestAnyHistory.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

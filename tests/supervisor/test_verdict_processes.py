@@ -170,7 +170,7 @@ def test_a_real_worker_that_beats_but_looks_for_no_work_is_drained_and_replaced(
     (recycle,) = events("recycle")
     assert str(recycle["why"]).startswith("wedged: ")
     (end,) = events("child-exit")
-    assert (end["why"], end["code"]) == ("stopped", 0)
+    assert (end["why"], end["code"]) == ("stopped", 75), "try again: recycle"
     assert events("kill") == []
     wedged_group.process.terminate()
     assert wedged_group.wait() == 0, wedged_group.stderr

@@ -76,9 +76,11 @@ class Reloader:
     async def recycle(self, change: Change, child: Child, why: str) -> None:
         """Put a fresh process beside one that has done enough, then let that one go."""
         spec = next(spec for spec in self._monitor.plan.children if spec.name == child.spec.name)
-        await Roll(self._monitor, change, self._monitor.plan.settle_after).replace(child, spec, surge=True)
-        end = Exit(int(ExitCode.DONE), ExitClass.RECYCLE, f"recycled: {why}")
+        roll = Roll(self._monitor, change, self._monitor.plan.settle_after)
+        await roll.replace(child, spec, surge=True, recycled=why)
         old = child.slot
+        code = int(ExitCode.TRY_AGAIN) if old.last_exit is None else old.last_exit.code
+        end = Exit(code, ExitClass.RECYCLE, f"recycled: {why}")
         for new in self._monitor.roster.named(spec.name):
             if new.index == child.index:
                 new.slot = replace(new.slot, restarts=old.restarts, recycled=old.recycled + 1, last_exit=end)

@@ -75,7 +75,6 @@ class Worker:
         self._plan: ShutdownPlan | None = None
         self._plan_changed = asyncio.Event()
         self._recycled = False
-        self._group_ends = False
         self._signals = 0
         self._quiet = False
         self._link = ControlLink.from_environ()
@@ -217,9 +216,9 @@ class Worker:
     def _on_signal(self) -> None:
         self._signals += 1
         plan = self._begin_stop()
+        self._recycled = False
         if self._signals == 2:
             plan.hurry()
-        self._recycled = False
             self._plan_changed.set()
         elif self._signals > 2:
             os._exit(ExitCode.KILLED)
@@ -229,7 +228,6 @@ class Worker:
         plan.tighten(drain.cancel_ns / 1e9, drain.force_ns / 1e9, drain.deadline_ns / 1e9)
         self._watchdog.set_deadline(plan.deadline)
         self._recycled = drain.recycle
-        self._group_ends = drain.reason == GROUP_ENDS
         self._plan_changed.set()
 
     def _begin_stop(self) -> ShutdownPlan:

@@ -81,7 +81,7 @@ class LineProtocol(asyncio.Protocol):
     def _take(self, line: bytes) -> None:
         try:
             message = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):  # the second one of brackets within brackets without end
             message = None
         if not isinstance(message, dict) or not isinstance(message.get("op"), str):
             self._break(f"not a message: {line[:80]!r}")

@@ -76,6 +76,7 @@ class Child:
         self.shown = 0
         """Characters of stacks that the processes of this slot have shown so far; see :meth:`shown_since`."""
         self._last_shown = ""
+        self._greeted = False
         self._word = 0
         self._shown_since_beat = False
         self._grew_at = 0.0
@@ -103,7 +104,7 @@ class Child:
         self.beat, self.beat_at, self._said, self._left = {}, None, "", ""
         self.stopped, self.has_canary, self.verdict, self.private_bytes = False, False, None, None
         self._word, self._unread = 0, ""
-        self.left_nothing, self.reloads = False, False
+        self.left_nothing, self.reloads, self._greeted = False, False, False
         self._lines = lines = LineProtocol(self._receive, self._link_lost)
         await asyncio.get_running_loop().create_unix_connection(lambda: lines, sock=new.link)
         if self.quiet:
@@ -286,6 +287,17 @@ class Child:
 
     def _receive(self, message: Message) -> None:
         match message["op"]:
+            case "hello" if message.get("v") != PROTOCOL_VERSION:
+                self._on_event(self, Broken(f"it speaks version {message.get('v')!r} of the control protocol"))
+            case "hello" if (message.get("name"), message.get("index")) != (self.spec.name, self.index):
+                called = f"{message.get('name')}.{message.get('index')}"
+                self._on_event(self, Broken(f"it takes itself for {called[:80]}"))
+            case "hello":
+                self._greeted = True
+                self.has_canary = message.get("canary") is True
+                self.reloads = message.get("reloads") is True
+            case op if not self._greeted:
+                self._on_event(self, Broken(f"it said {op[:80]!r} before hello"))
             case "beat":
                 self.beat, self.beat_at = message, time.monotonic()
                 self._shown_since_beat = False
@@ -298,14 +310,10 @@ class Child:
                 self._said = str(message.get("reason", ""))[:500]
                 self.left_nothing = message.get("held") == 0
             case "released" | "reloaded":
-                answer = self._asked.get(message["id"])
+                number = message.get("id")
+                answer = self._asked.get(number) if isinstance(number, int) else None
                 if answer is not None and not answer.done():
                     answer.set_result(message)
-            case "hello" if message.get("v") != PROTOCOL_VERSION:
-                self._on_event(self, Broken(f"it speaks version {message.get('v')!r} of the control protocol"))
-            case "hello":
-                self.has_canary = message.get("canary") is True
-                self.reloads = message.get("reloads") is True
             case _:
                 pass  # a newer child may say more than this version knows
 

@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Any
 
 from taskqd.domain.exit_codes import ExitCode
-from taskqd.health.lines import encode
+from taskqd.health.lines import LINE_LIMIT, encode
 from taskqd.supervisor.child import Child
 from taskqd.supervisor.exits import classify
 from taskqd.supervisor.fork_server import FORK_TIMEOUT, GO
@@ -301,6 +301,11 @@ class Preload:
         self._phase, self._deadline = Phase.DOWN, None
         kill_group(zygote.process.pid)
 
+    def _garbled(self, zygote: NewProcess) -> None:
+        """Believe nothing more of one that does not speak as it should: somebody else writes on its link."""
+        self._text = b""
+        self._give_up(zygote)
+
     def _down(self, why: str, left: str = "") -> None:
         if self._ready_at is not None and time.monotonic() - self._ready_at >= _STABLE_AFTER:
             self._failures = 0
@@ -342,8 +347,14 @@ class Preload:
                 asyncio.get_running_loop().remove_reader(new.link)  # it is ending, which the reaper tells
                 return
             *lines, self._text = (self._text + data).split(b"\n")
-            for line in lines:
-                self._take(new, json.loads(line))
+            try:
+                for line in lines:
+                    self._take(new, json.loads(line))
+            except (ValueError, LookupError, TypeError, RecursionError):
+                self._garbled(new)
+                return
+            if len(self._text) > LINE_LIMIT:
+                self._garbled(new)
 
     def _take(self, new: NewProcess, message: Mapping[str, Any]) -> None:
         match message["op"]:

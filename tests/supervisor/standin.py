@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -19,7 +20,18 @@ from taskqd.health.child import arm
 
 arm()
 
+from taskqd.health import control  # noqa: E402
 from taskqd.health.control import ControlLink, Drain  # noqa: E402
+
+BABBLE = {
+    "bytes": b"\x00garbage\n",
+    "no-object": b"[1, 2, 3]\n",
+    "no-word": b'{"op": 5}\n',
+    "deep": b"[" * 60_000 + b"\n",
+    "long": b'{"op": "beat", "x": "' + b"x" * 2**20 + b'"}\n',
+    "endless": b"y" * 2**20,
+}
+"""What one that babbles says on its link once it is ready, by the word after ``says-``."""
 
 PICKY = {13: {"never-ready"}, 14: {"crash-ready"}, 15: {"exit-78"}}
 """What a picky one does when it is given this ``max_concurrency``."""
@@ -64,6 +76,17 @@ class StandIn:
         self.quiet = quiet
 
     async def run(self) -> int:
+        if self.has("mute"):
+            time.sleep(1000)
+        if self.has("wrong-version"):
+            control.PROTOCOL_VERSION = 99
+        if self.has("other-name"):
+            os.environ["TASKQD_NAME"] = "somebody"
+        if self.has("other-index"):
+            os.environ["TASKQD_INDEX"] = "7"
+        if self.has("no-hello"):
+            blurt(b'{"op": "beat", "seq": 1}\n')
+            await self.ended.wait()
         link = ControlLink.from_environ()
         assert link is not None
         loop = asyncio.get_running_loop()
@@ -111,8 +134,11 @@ class StandIn:
         if self.has("spinning"):
             while True:
                 pass
-        if self.has("garbage"):
-            os.write(int(os.environ["TASKQD_CONTROL_FD"]), b"\x00garbage\n")
+        for mode in self.modes:
+            if mode.startswith("says-"):
+                blurt(BABBLE[mode.removeprefix("says-")])
+        if self.has("odd-answers"):
+            blurt(b'{"op": "released"}\n{"op": "reloaded", "id": []}\n{"op": "future"}\n{"op": "beat"}\n')
         if self.has("crash-ready"):
             raise RuntimeError("crashed after it was ready")
         for mode in self.modes:
@@ -130,6 +156,19 @@ def fork_for_ever() -> None:
             os._exit(0)
         time.sleep(0.001)
     os._exit(0)
+
+
+def blurt(data: bytes) -> None:
+    """Write on the link past everybody who speaks the protocol, as long as the supervisor listens."""
+    number = int(os.environ["TASKQD_CONTROL_FD"])
+    while data:
+        select.select([], [number], [])
+        try:
+            data = data[os.write(number, data) :]
+        except BlockingIOError:
+            continue
+        except OSError:
+            return
 
 
 def main() -> int:

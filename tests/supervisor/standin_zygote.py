@@ -22,6 +22,8 @@ def refuse() -> int:
 def main() -> int:
     modes = {name: mode.split(",") for name, _, mode in (word.partition("=") for word in sys.argv[1:])}
 
+    link = int(os.environ["TASKQD_CONTROL_FD"])
+
     def prepare() -> None:
         sys.path.insert(0, str(Path(__file__).parent))
         import standin  # noqa: F401
@@ -33,6 +35,9 @@ def main() -> int:
             os.fork = refuse
         if "slow" in own:
             time.sleep(1000)
+        if "babbles" in own and not os.path.exists("babbled"):
+            open("babbled", "w").close()
+            os.write(link, b"\x00garbage\n")
         if "dies" in own:
             os._exit(9)
         if "broken" in own:

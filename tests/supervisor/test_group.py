@@ -156,14 +156,6 @@ def test_a_supervisor_that_stood_still_kills_nobody(group: StartGroup) -> None:
     assert g.stop() == 0, g.command.stderr
 
 
-@BOTH_WAYS
-def test_a_child_that_sends_garbage_is_replaced(group: StartGroup) -> None:
-    g = group(modes={"io": "garbage,once"}, tables=QUICK)
-    g.wait_for("ready", 2)
-    assert "not a message" in g.events("kill")[0]["why"]
-    assert g.stop() == 0, g.command.stderr
-
-
 def test_a_database_that_is_away_restarts_nobody_and_unreadies_the_group(group: StartGroup) -> None:
     g = group(modes={"io": "database-away"})
     g.wait_for("ready")

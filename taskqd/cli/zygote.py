@@ -29,12 +29,11 @@ def main(references: Sequence[str]) -> int:
 
 def _import(references: Sequence[str]) -> None:
     """Import what a worker imports, in the same order: its own modules, then the application's."""
-    import taskqd.worker.main  # noqa: F401
     from taskqd.actors.registry import load_registry
-    from taskqd.settings import load_settings  # noqa: F401
+    from taskqd.worker.rehearsal import rehearse
 
-    for reference in references:
-        load_registry(reference)
+    for registry in [load_registry(reference) for reference in references]:
+        rehearse(registry)
 
 
 def _work(server: ForkServer, actors: str) -> int:

@@ -71,7 +71,8 @@ def configure(format: str, level: str, **bound: Any) -> None:
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level)
+    if root.level != logging.getLevelName(level):  # it visits every logger that there is
+        root.setLevel(level)
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:

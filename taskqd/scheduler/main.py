@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -24,13 +25,12 @@ from taskqd.observe import logs
 from taskqd.observe.place import tell_place
 from taskqd.scheduler.maintenance import Maintenance, MaintenanceLoops
 from taskqd.settings import Settings
-from taskqd.storage.boot import boot_connection
+from taskqd.storage.boot import boot_pool
 from taskqd.storage.connect import create_pool
 from taskqd.storage.credentials import login_of
 from taskqd.storage.release import release_workers
 from taskqd.storage.rotation import Rotation, told
 from taskqd.storage.statements import load
-from taskqd.storage.swap import SwapPool
 
 POOL_SIZE = 2
 STATEMENT_TIMEOUT = 10.0
@@ -145,24 +145,21 @@ class Scheduler:
 
     async def _open(self) -> None:
         settings = self._settings
-        async with boot_connection(settings, group=self._group, on_retry=self._database_away):
-            pass  # only to wait for the database and to look at the schema
         login = login_of(settings)
-        credential = None if login is None else await login.current()
-        self._pool = await SwapPool.open(
-            lambda: create_pool(
-                settings.direct_dsn(),
-                role="scheduler",
-                schema=self._schema,
-                group=self._group,
-                min_size=1,
-                max_size=POOL_SIZE,
-                command_timeout=STATEMENT_TIMEOUT,
-                max_inactive=settings.pool_max_inactive_lifetime,
-                pinned=True,
-                login=login,
-            )
+        open_pool = partial(
+            create_pool,
+            settings.direct_dsn(),
+            role="scheduler",
+            schema=self._schema,
+            group=self._group,
+            min_size=1,
+            max_size=POOL_SIZE,
+            command_timeout=STATEMENT_TIMEOUT,
+            max_inactive=settings.pool_max_inactive_lifetime,
+            pinned=True,
+            login=login,
         )
+        self._pool, credential = await boot_pool(settings, open_pool, on_retry=self._database_away)
         self._credentials = Rotation(
             login,
             credential,

@@ -6,9 +6,9 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
 
@@ -28,7 +28,11 @@ __all__ = [
     "create_pool",
     "describe_dsn",
     "explain",
+    "require_writable",
+    "with_retry",
 ]
+
+_Opened = TypeVar("_Opened")
 
 CONNECT_ERRORS = (
     OSError,
@@ -127,24 +131,44 @@ async def connect_with_retry(
     ``DatabaseUnavailableError`` at most ``timeout`` after that; an error that another attempt cannot help is raised
     at once.
     """
+
+    async def attempt(timeout: float) -> asyncpg.Connection:
+        conn = await connect(
+            dsn,
+            role=role,
+            schema=schema,
+            group=group,
+            timeout=timeout,
+            pinned=pinned,
+            command_timeout=command_timeout,
+            login=login,
+        )
+        if writable:
+            try:
+                await require_writable(conn, dsn, timeout)
+            except BaseException:
+                await close(conn)
+                raise
+        return conn
+
+    return await with_retry(attempt, boot_timeout=boot_timeout, timeout=timeout, on_retry=on_retry, login=login)
+
+
+async def with_retry(
+    attempt: Callable[[float], Awaitable[_Opened]],
+    *,
+    boot_timeout: float,
+    timeout: float = 10.0,
+    on_retry: Callable[[str, float], None] | None = None,
+    login: Login | None = None,
+) -> _Opened:
+    """Return what ``attempt(timeout)`` does, tried again as :func:`connect_with_retry` says."""
     started = time.monotonic()
     attempts = 0
     while True:
         left = boot_timeout - (time.monotonic() - started)
         try:
-            conn = await connect(
-                dsn,
-                role=role,
-                schema=schema,
-                group=group,
-                timeout=min(timeout, max(left, _SHORTEST_ATTEMPT)) if attempts else timeout,
-                pinned=pinned,
-                command_timeout=command_timeout,
-                login=login,
-            )
-            if writable:
-                await _require_writable(conn, dsn, timeout)
-            return conn
+            return await attempt(min(timeout, max(left, _SHORTEST_ATTEMPT)) if attempts else timeout)
         except (DatabaseUnavailableError, DatabaseAuthError) as error:
             if login is None and isinstance(error, DatabaseAuthError):
                 raise
@@ -160,15 +184,13 @@ async def connect_with_retry(
             await asyncio.sleep(pause)
 
 
-async def _require_writable(conn: asyncpg.Connection, dsn: str, timeout: float) -> None:
-    """Close ``conn`` and raise ``DatabaseUnavailableError`` when nothing can be written through it."""
+async def require_writable(database: asyncpg.Connection | asyncpg.Pool, dsn: str, timeout: float) -> None:
+    """Raise ``DatabaseUnavailableError`` when nothing can be written through ``database``."""
     try:
-        if await conn.fetchval("show transaction_read_only", timeout=timeout) == "off":
+        if await database.fetchval("show transaction_read_only", timeout=timeout) == "off":
             return
     except CONNECT_ERRORS as error:
-        conn.terminate()
         raise explain(error, dsn) from None
-    await close(conn)
     raise DatabaseUnavailableError(
         f"database {describe_dsn(dsn)} is read-only: a standby, or default_transaction_read_only is on"
     )

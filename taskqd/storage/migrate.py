@@ -25,7 +25,7 @@ from taskqd.domain.errors import (
 )
 from taskqd.storage.connect import SESSION_LOST
 from taskqd.storage.migration_files import PHASES, MigrationFile, read_migrations, split_statements
-from taskqd.storage.migration_ledger import LedgerRow, create_ledger, ledger_exists, read_ledger, record
+from taskqd.storage.migration_ledger import LedgerRow, Reader, create_ledger, ledger_exists, read_ledger, record
 from taskqd.storage.migration_lock import (
     bounded_session,
     bounded_transaction,
@@ -119,7 +119,7 @@ async def migrate_status(conn: asyncpg.Connection, schema: str, directory: Path 
     return _compare(await read_ledger(conn, schema), read_migrations(directory))
 
 
-async def check_schema(conn: asyncpg.Connection, schema: str) -> None:
+async def check_schema(conn: Reader, schema: str) -> None:
     """Return when this code can run on ``schema``.
 
     Raises ``SchemaNotMigratedError`` for an empty one, ``SchemaOutOfRangeError`` for one too old or too new.

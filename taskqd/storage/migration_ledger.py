@@ -13,6 +13,9 @@ from taskqd.storage.statements import load
 
 _QUERY_TIMEOUT = 30.0
 
+Reader = asyncpg.Connection | asyncpg.Pool
+"""Whatever answers a query."""
+
 
 @dataclass(frozen=True)
 class LedgerRow:
@@ -32,7 +35,7 @@ class LedgerRow:
         return f"{self.version:04d}_{self.name}.{self.phase}.sql"
 
 
-async def ledger_exists(conn: asyncpg.Connection, schema: str) -> bool:
+async def ledger_exists(conn: Reader, schema: str) -> bool:
     """Tell whether ``schema`` has a ledger; needs no privilege on it."""
     return bool(await conn.fetchval(load("migrate", schema).ledger_exists, timeout=_QUERY_TIMEOUT))
 
@@ -45,7 +48,7 @@ async def create_ledger(conn: asyncpg.Connection, schema: str) -> None:
     await conn.execute(statements.create_ledger, timeout=_QUERY_TIMEOUT)
 
 
-async def read_ledger(conn: asyncpg.Connection, schema: str) -> list[LedgerRow]:
+async def read_ledger(conn: Reader, schema: str) -> list[LedgerRow]:
     """Return the applied migrations in order; none where there is no ledger.
 
     Raises ``DatabaseAuthError`` when this role may not read it and ``ConfigError`` when the table is not

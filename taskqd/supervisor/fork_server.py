@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 from taskqd.health.child import arm, show_name
 from taskqd.health.lines import encode
 from taskqd.supervisor.fork_safety import hazards, one_thread_each, open_sockets
+from taskqd.supervisor.heap import fill_gaps
 
 GO = b'{"op":"go"}\n'
 """The first line on a forked child's link: the supervisor knows the child and will notice its end."""
@@ -104,6 +105,7 @@ class ForkServer:
             if now.get(name) != self._environment.get(name)
         }
         gc.collect()
+        fill_gaps()
         gc.freeze()
         self._say({"op": "ready", "import_s": round(time.monotonic() - began, 3)})
 

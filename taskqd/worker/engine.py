@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -19,6 +20,7 @@ from taskqd.domain.leases import lease_threshold
 from taskqd.domain.signals import CancelOrigin
 from taskqd.observe.logs import get_logger
 from taskqd.settings import Settings
+from taskqd.storage.boot import boot_pool
 from taskqd.storage.connect import create_pool
 from taskqd.storage.credentials import Credential, login_of
 from taskqd.storage.listener import WakeListener
@@ -155,13 +157,26 @@ class Engine:
         )
 
     @classmethod
-    async def open(cls, settings: Settings, registry: Registry, worker_id: UUID, group: str) -> Engine:
-        """Open the pools and build the parts. Errors are those of ``create_pool``."""
+    async def open(
+        cls,
+        settings: Settings,
+        registry: Registry,
+        worker_id: UUID,
+        group: str,
+        *,
+        enlist: Callable[[SwapPool], Awaitable[None]],
+        on_retry: Callable[[str, float], None],
+    ) -> Engine:
+        """Open the pools and build the parts. Errors are those of ``boot_pool``, and ``enlist``'s.
+
+        ``enlist(pool)`` does what must be done in the database before this worker works, while another pool opens.
+        """
         cache_size, cache_lifetime = settings.statement_cache()
         login = login_of(settings)
-        credential = None if login is None else await login.current()
-        dispatch_pool = await SwapPool.open(
-            lambda: create_pool(
+        dispatch_pool, credential = await boot_pool(
+            settings,
+            partial(
+                create_pool,
                 settings.direct_dsn(),
                 role="dispatch",
                 schema=settings.schema_name,
@@ -172,25 +187,26 @@ class Engine:
                 max_inactive=settings.pool_max_inactive_lifetime,
                 pinned=True,
                 login=login,
-            )
+            ),
+            on_retry=on_retry,
+        )
+        open_worker_pool = partial(
+            create_pool,
+            settings.pooled_dsn(),
+            role="worker",
+            schema=settings.schema_name,
+            group=group,
+            min_size=1,
+            max_size=worker_pool_size(settings.max_concurrency),
+            command_timeout=WORKER_COMMAND_TIMEOUT,
+            statement_cache_size=cache_size,
+            max_cached_statement_lifetime=cache_lifetime,
+            max_inactive=settings.pool_max_inactive_lifetime,
+            is_pooled=settings.pg_is_pooled,
+            login=login,
         )
         try:
-            worker_pool = await SwapPool.open(
-                lambda: create_pool(
-                    settings.pooled_dsn(),
-                    role="worker",
-                    schema=settings.schema_name,
-                    group=group,
-                    min_size=1,
-                    max_size=worker_pool_size(settings.max_concurrency),
-                    command_timeout=WORKER_COMMAND_TIMEOUT,
-                    statement_cache_size=cache_size,
-                    max_cached_statement_lifetime=cache_lifetime,
-                    max_inactive=settings.pool_max_inactive_lifetime,
-                    is_pooled=settings.pg_is_pooled,
-                    login=login,
-                )
-            )
+            worker_pool, _ = await asyncio.gather(SwapPool.open(open_worker_pool), enlist(dispatch_pool))
         except BaseException:
             dispatch_pool.terminate()
             raise

@@ -9,7 +9,6 @@ import socket
 from typing import Any
 from uuid import UUID
 
-import asyncpg
 import uvloop
 
 from taskqd.actors.registry import Registry, load_registry
@@ -22,12 +21,15 @@ from taskqd.health.server import HealthServer
 from taskqd.observe import logs
 from taskqd.observe.place import tell_place
 from taskqd.settings import Settings
-from taskqd.storage.boot import boot_connection
 from taskqd.storage.statements import load
+from taskqd.storage.swap import SwapPool
 from taskqd.worker import report
 from taskqd.worker.engine import Engine, all_within
 from taskqd.worker.shutdown import LAST_SECOND, TAIL, ShutdownPlan, exit_within
 from taskqd.worker.watchdog import Watchdog
+
+_ENLIST_TIMEOUT = 30.0
+"""Seconds that one statement at the start may take."""
 
 _log = logs.get_logger("taskqd.worker")
 
@@ -133,23 +135,27 @@ class Worker:
                 await self._health.listen_on_port(settings.metrics_host, settings.metrics_port)
         if settings.watchdog_enabled:
             self._watchdog.start()
-        async with boot_connection(settings, group=self._group, on_retry=self._database_away) as connection:
-            await self._store_actors(connection)
-            await self._register(connection)
-        if self._link is not None:
-            self._link.send_progress("registered")
-        self._engine = await Engine.open(settings, self._registry, self.id, self._group)
+        self._engine = await Engine.open(
+            settings, self._registry, self.id, self._group, enlist=self._enlist, on_retry=self._database_away
+        )
         self._engine.set_quiet(self._quiet)
         self._engine.start()
 
     def _database_away(self, why: str, pause: float) -> None:
         _log.warning("database-unavailable", why=why, retry_in=round(pause, 2))
 
-    async def _store_actors(self, connection: asyncpg.Connection) -> None:
+    async def _enlist(self, pool: SwapPool) -> None:
+        """Make this worker and its actors known."""
+        await self._store_actors(pool)
+        await self._register(pool)
+        if self._link is not None:
+            self._link.send_progress("registered")
+
+    async def _store_actors(self, pool: SwapPool) -> None:
         max_backoff = self._settings.max_retry_backoff
         for ref in self._registry.values():
             retry = ref.retry
-            stored = await connection.fetchval(
+            stored = await pool.fetchval(
                 self._sql.sync_actor,
                 ref.name,
                 ref.queue,
@@ -161,13 +167,14 @@ class Worker:
                 retry.stored_jitter,
                 None if retry.time_budget is None else retry.time_budget.total_seconds(),
                 ref.priority,
+                timeout=_ENLIST_TIMEOUT,
             )
             if stored is not None and stored != ref.queue:  # None: another worker stores the same right now
                 _log.warning("actor-config-queue-override", actor=ref.name, declared=ref.queue, stored=stored)
 
-    async def _register(self, connection: asyncpg.Connection) -> None:
+    async def _register(self, pool: SwapPool) -> None:
         settings = self._settings
-        await connection.execute(
+        await pool.execute(
             self._sql.register_worker,
             self.id,
             socket.gethostname(),
@@ -177,6 +184,7 @@ class Worker:
             self._label,
             settings.workgroup_instance,
             settings.worker_group,
+            timeout=_ENLIST_TIMEOUT,
         )
         unconsumed = sorted({ref.queue for ref in self._registry.values()} - set(settings.queues))
         if unconsumed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import signal
+from enum import Enum
 
 import click
 
@@ -70,7 +71,7 @@ def explain_exit(code: int) -> str:
         lines = [f"{signal_name(-code)} ({code}; a shell shows {128 - code}): the process was ended by this signal."]
         lines += [_OURS[signal.Signals(-code)]] if -code in set(_OURS) else []
     elif code in set(ExitCode):
-        lines = [f"{code} {ExitCode(code).name}: {_meanings()[ExitCode(code).name]}"]
+        lines = [f"{code} {ExitCode(code).name}: {meanings(ExitCode)[ExitCode(code).name]}"]
     else:
         lines = [f"{code}: no exit code of taskqd; the program or the interpreter itself ended with it."]
     return "\n".join([*lines, _what_follows(end)])
@@ -80,9 +81,9 @@ def _what_follows(end: Exit) -> str:
     return f"As the end of a group's process its class is {end.kind}. {_FOLLOWS[end.kind]}"
 
 
-def _meanings() -> dict[str, str]:
-    """Return what is written below each member of ``ExitCode``: the one place where the codes are explained."""
-    body = ast.parse(inspect.getsource(ExitCode)).body[0]
+def meanings(of: type[Enum]) -> dict[str, str]:
+    """Return what is written below each member of an enumeration: the one place where it is explained."""
+    body = ast.parse(inspect.getsource(of)).body[0]
     assert isinstance(body, ast.ClassDef)  # noqa: S101 - it is the source of a class
     found: dict[str, str] = {}
     for member, text in zip(body.body, body.body[1:], strict=False):

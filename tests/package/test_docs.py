@@ -7,9 +7,13 @@ import re
 import pytest
 
 from scripts.settings_reference import render
+from scripts.state_diagram import explore
+from scripts.state_diagram import render as render_states
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.domain.status import JobStatus
 from taskqd.settings import ALIASES, SETTING_NAMES
+from taskqd.supervisor.slot import State
+from taskqd.supervisor.state import TABLE
 from tests.support import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
@@ -25,6 +29,17 @@ def test_the_settings_page_holds_every_setting_and_no_secret_of_this_machine() -
     for name in (*SETTING_NAMES, *ALIASES):
         assert f"`{name}`" in page
     assert "**********" not in page
+
+
+def test_the_states_page_is_what_the_table_says() -> None:
+    assert (DOCS / "states.md").read_text() == render_states(), "run scripts/docs"
+
+
+def test_the_states_page_draws_everything_in_the_table() -> None:
+    edges = explore()
+    assert edges.keys() == TABLE.keys()
+    reached = {state for targets in edges.values() for state in targets}
+    assert reached == set(State)
 
 
 def test_every_exit_code_is_explained() -> None:

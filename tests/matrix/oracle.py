@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,3 +115,12 @@ def needs(present: bool, what: str) -> None:
     """Skip the test, and say why, on a machine that lacks ``what`` it needs."""
     if not present:
         pytest.skip(f"this machine lacks {what}")
+
+
+def works(*command: str) -> bool:
+    """True when this machine lets us run ``command`` to a good end."""
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False)
+    except OSError:
+        return False
+    return done.returncode == 0

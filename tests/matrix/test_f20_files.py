@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.matrix.conftest import Trial
-from tests.matrix.oracle import needs
+from tests.matrix.oracle import needs, works
 from tests.supervisor.asking import edit
 from tests.supervisor.conftest import ACTORS, Group
 from tests.supervisor.test_bad_input import refused
@@ -82,9 +82,9 @@ def test_f20_a_file_in_place_of_the_socket_is_left_alone(stopped: Group) -> None
 
 
 def test_f20_a_read_only_file_system_is_named(stopped: Group) -> None:
-    needs(os.geteuid() == 0 and shutil.which("unshare") is not None, "the right to mount a file system")
-    mount = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o ro none run && exec "$@"', "sh"]
-    command = Command([*mount, *stopped.command.argv], stopped.directory, stopped._env)
+    mount = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o ro none "${RUN:-/tmp}" && exec "$@"', "sh"]
+    needs(works(*mount, "true"), "the right to mount a file system")
+    command = Command([*mount, *stopped.command.argv], stopped.directory, {**stopped._env, "RUN": str(stopped.runtime)})
     assert refused(command, 78) == "[supervisor] runtime_dir = 'run': is not writable"
 
 

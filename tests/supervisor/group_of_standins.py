@@ -7,6 +7,8 @@ modules at the end.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import sys
 from pathlib import Path
 
@@ -26,6 +28,8 @@ def main() -> int:
         wanted = modes.get(spec.name, [])
         if wanted == ["missing-program"]:
             return ["/nonexistent/program"]
+        if wanted == ["no-memory"]:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         return [sys.executable, "-P", STANDIN, *wanted]
 
     try:

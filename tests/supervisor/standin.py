@@ -100,6 +100,10 @@ class StandIn:
                 await asyncio.sleep(0.25)
         if self.has("grandchild"):
             subprocess.Popen(["sleep", "1000"])
+        if self.has("deaf-grandchild"):
+            subprocess.Popen(["sh", "-c", "trap '' TERM INT HUP; sleep 1000; sleep 1000"])
+        if self.has("escapee"):
+            subprocess.Popen(["sleep", "1000"], start_new_session=True)
         if self.has("bomb"):
             for _ in range(4):
                 fork_for_ever()

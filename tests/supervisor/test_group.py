@@ -97,17 +97,6 @@ def test_a_killed_child_is_replaced_and_the_others_are_not_touched(group: StartG
 
 
 @BOTH_WAYS
-def test_a_grandchild_does_not_survive_its_worker(group: StartGroup) -> None:
-    g = group(modes={"io": "grandchild,once"}, tables=QUICK)
-    g.wait_for("ready")
-    (sleeper,) = [process for process in g.processes() if process.name() == "sleep"]
-    os.kill(pid_of(g), signal.SIGKILL)
-    g.wait_for("ready", 2)
-    wait_until(lambda: not sleeper.is_running() or sleeper.status() == psutil.STATUS_ZOMBIE)
-    assert g.stop() == 0, g.command.stderr
-
-
-@BOTH_WAYS
 def test_what_a_crash_said_is_in_the_log(group: StartGroup) -> None:
     g = group(modes={"io": "crash-ready,once"}, tables=QUICK)
     g.wait_for("ready", 2)
@@ -193,12 +182,6 @@ def test_a_failing_part_stops_the_others_cleanly(group: StartGroup) -> None:
     exits = {event["child"]: event["code"] for event in g.events("child-exit")}
     assert exits["cpu.0"] == 78
     assert g.left_over() == []
-
-
-def test_a_program_that_cannot_be_started_is_tried_again_and_stop_is_still_possible(group: StartGroup) -> None:
-    g = group(modes={"io": "missing-program"}, tables=QUICK)
-    g.wait_for("spawn-failed", 3)
-    assert g.stop() == 0, g.command.stderr
 
 
 def test_a_boot_that_takes_too_long_is_ended(group: StartGroup) -> None:

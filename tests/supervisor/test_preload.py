@@ -115,18 +115,6 @@ def test_a_zygote_that_must_not_be_forked_says_why_and_workers_are_execed(group:
     assert g.stop() == 0, g.command.stderr
 
 
-@pytest.mark.parametrize(("group", "made"), [("auto", 1), ("require", 0)], indirect=["group"])
-def test_a_fork_that_the_system_refuses_is_told_and_an_exec_tried_instead(group: StartGroup, made: int) -> None:
-    g = group(modes={"zygote": "cannot-fork"}, tables={"supervisor": "backoff_initial = 0.05"})
-    assert "Cannot allocate memory" in g.wait_for("spawn-failed")[0]["why"]
-    if made:
-        g.wait_for("ready")
-        assert ways(g) == ["exec"]
-    assert g.stop() == 0, g.command.stderr
-    assert len(g.events("spawn")) == made
-    assert g.left_over() == []
-
-
 @AUTO
 def test_a_zygote_whose_imports_fail_shows_the_traceback_once(group: StartGroup) -> None:
     g = group(modes={"zygote": "broken"})

@@ -76,7 +76,7 @@ def test_f1_during_the_check_before_the_start(trial: Trial) -> None:
 
 async def test_f1_real_workers_at_work(trial: Trial, jobs: JobTable) -> None:
     """A handler blocks the loop, one holds the lock, one spins: their jobs have crashed, and run again."""
-    one = "max_concurrency = 1"
+    one = "max_concurrency = 1\nnotify_poll_interval = 0.5"
     tables = {
         "[workers]": f'{one}\nreplicas = 2\n[[workers]]\nname = "execed"\npreload = "off"\n{one}',
         "scheduler": "enabled = true",

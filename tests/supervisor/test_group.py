@@ -106,45 +106,6 @@ def test_what_a_crash_said_is_in_the_log(group: StartGroup) -> None:
     assert g.stop() == 0, g.command.stderr
 
 
-@pytest.mark.parametrize("mode", ["blocked", "gil-held", "spinning"])
-def test_a_hung_child_shows_its_stack_is_killed_and_replaced(group: StartGroup, mode: str) -> None:
-    quick = {"supervisor": QUICK["supervisor"] + "\nstall_after = 1.5\nhang_kill_after = 1"}
-    g = group(modes={"io": f"{mode},once"}, tables=quick)
-    g.wait_for("ready", 2, timeout=60)
-    assert g.events("stalled")
-    (end,) = g.events("child-exit")
-    assert end["class"] == "hung"
-    shown = "".join(event["stacks"] for event in g.events("stacks")) + end.get("left", "")
-    assert "after_ready" in shown, "the guilty line is in the stack"
-    assert g.stop() == 0, g.command.stderr
-
-
-def test_a_stopped_child_is_killed_too(group: StartGroup) -> None:
-    quick = {"supervisor": QUICK["supervisor"] + "\nstall_after = 1.5\nhang_kill_after = 1"}
-    g = group(tables=quick)
-    g.wait_for("ready")
-    os.kill(pid_of(g), signal.SIGSTOP)
-    g.wait_for("ready", 2, timeout=60)
-    assert g.stop() == 0, g.command.stderr
-
-
-def test_a_supervisor_that_stood_still_kills_nobody(group: StartGroup) -> None:
-    quick = {"supervisor": QUICK["supervisor"] + "\nstall_after = 1.5\nhang_kill_after = 0.5"}
-    g = group(tables=quick)
-    g.wait_for("ready")
-    everybody = [g.command.pid, pid_of(g)]
-    for pid in everybody:
-        os.kill(pid, signal.SIGSTOP)
-    time.sleep(4)  # the length of the stall is what is tested
-    for pid in everybody:
-        os.kill(pid, signal.SIGCONT)
-    g.wait_for("standstill")
-    wait_until(lambda: g.ask("/status")[1]["children"][0]["beat"].get("seq", 0) > 3)
-    assert not g.events("child-exit")
-    assert not g.events("kill")
-    assert g.stop() == 0, g.command.stderr
-
-
 def test_a_database_that_is_away_restarts_nobody_and_unreadies_the_group(group: StartGroup) -> None:
     g = group(modes={"io": "database-away"})
     g.wait_for("ready")

@@ -11,45 +11,15 @@ from pathlib import Path
 import asyncpg
 import psutil
 import pytest
-from pydantic import BaseModel
 
-from taskqd import TaskQ, actor
 from taskqd.health.probe import main as probe
-from tests.support import Command, eventually, wait_until
+from tests.supervisor.conftest import ACTORS
+from tests.support import Command, wait_until
 
-
-class Work(BaseModel):
-    how: str
-
-
-@actor
-async def work(payload: Work) -> None:
-    """Stands for the actor of that name in the group's own module."""
-
-
-ACTORS = """\
-import time
-from pydantic import BaseModel
-from taskqd import actor
-
-class Work(BaseModel):
-    how: str
-
-@actor
-async def work(payload: Work) -> None:
-    with open("started", "a") as file:
-        file.write("x")
-    if payload.how == "block":
-        time.sleep(1000)
-
-registry = [work]
-"""
 FILE = """\
 actors = "group_actors:registry"
 [supervisor]
 runtime_dir = "run"
-stall_after = 1.5
-hang_kill_after = 1
 [[workers]]
 name = "io"
 """
@@ -70,11 +40,6 @@ def running(start: Callable[..., Command], short_dir: Path, child_env: dict[str,
 def ready(command: Command) -> list[dict[str, object]]:
     lines = [line for line in command.stderr.splitlines() if '"event": "ready"' in line]
     return [json.loads(line) for line in lines]
-
-
-async def enqueue(dsn: str, schema: str, how: str) -> None:
-    async with TaskQ(dsn=dsn, schema=schema) as queue:
-        await queue.enqueue(work, Work(how=how))
 
 
 def test_it_comes_up_and_stops_clean(running: Callable[..., Command], short_dir: Path) -> None:
@@ -98,18 +63,6 @@ def test_whoever_is_killed_comes_back(running: Callable[..., Command], victim: s
     assert ready(command)[-1]["child"] == f"{victim}.0"
     command.process.terminate()
     assert command.wait() == 0, command.stderr
-
-
-async def test_an_actor_that_blocks_the_loop_is_named_by_the_stack_and_its_worker_replaced(
-    running: Callable[..., Command], short_dir: Path, dsn: str, schema: str
-) -> None:
-    command = running()
-    await enqueue(dsn, schema, "block")
-    await eventually(lambda: len(ready(command)) == 3, 60)
-    assert "group_actors.py" in command.stderr
-    assert '"class": "hung"' in command.stderr
-    command.process.terminate()
-    assert command.wait() in (0, 3), command.stderr
 
 
 async def test_the_budget_holds_what_a_group_really_opens(

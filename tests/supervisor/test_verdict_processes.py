@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,59 +27,6 @@ def verdicts(group: Group) -> list[str]:
     return [event["verdict"].partition(":")[0] for event in group.events("verdict")]
 
 
-def test_a_stopped_process_is_shown_at_once_and_killed_in_its_time(group: StartGroup) -> None:
-    g = group(tables=with_kill_after(2))
-    pid = int(g.wait_for("ready")[0]["pid"])
-    began = time.monotonic()
-    os.kill(pid, signal.SIGSTOP)
-    g.wait_for("stopped")
-    assert time.monotonic() - began < 0.5, "ten times 50 ms"
-    assert child(g)["stopped"] is True
-    exit_event = g.wait_for("child-exit")[0]
-    assert time.monotonic() - began > 3, "not before it was silent for stall_after and hang_kill_after"
-    assert exit_event["class"] == "hung"
-    assert "stopped: it is stopped by a signal" in exit_event["why"]
-    assert "most recent call first" in exit_event["left"], "it goes on just long enough to show where it was"
-    g.wait_for("ready", 2)
-    assert child(g)["stopped"] is False
-    assert g.stop() == 0, g.command.stderr
-
-
-def test_a_process_that_goes_on_in_time_is_left_alone(group: StartGroup) -> None:
-    g = group(tables=with_kill_after(30))
-    pid = int(g.wait_for("ready")[0]["pid"])
-    os.kill(pid, signal.SIGSTOP)
-    g.wait_for("stalled")
-    os.kill(pid, signal.SIGCONT)
-    g.wait_for("continued")
-    g.wait_for("recovered")
-    assert child(g)["pid"] == pid
-    assert g.stop() == 0, g.command.stderr
-
-
-def test_what_holds_silent_processes_is_told_with_their_stacks_before_they_are_killed(group: StartGroup) -> None:
-    expected = {"io": "blocked", "lock": "gil-held", "regex": "gil-held"}
-    more = [f'[[workers]]\nname = "{name}"' for name in ("lock", "regex")]
-    healthy = '[[workers]]\nname = "well"\nreplicas = 4'  # most of the group is, so that the machine is not blamed
-    g = group(
-        modes={"io": "blocked,once", "lock": "gil-held,once", "regex": "catastrophe,once"},
-        tables={**with_kill_after(2), "[workers]": "\n".join([*more, healthy])},
-    )
-    ends = {event["child"].partition(".")[0]: event for event in g.wait_for("child-exit", 3)}
-    told = {event["child"].partition(".")[0]: event["verdict"].partition(":")[0] for event in g.events("verdict")}
-    assert told == expected
-    for name, verdict in expected.items():
-        assert f": {verdict}: " in ends[name]["why"]
-        steps = [event for event in g.events() if event.get("child") == f"{name}.0"]
-        names = [event["event"] for event in steps]
-        assert names.index("stacks") < names.index("kill"), "a dump precedes every kill"
-        stacks = steps[names.index("stacks")]["stacks"]
-        assert "after_ready" in stacks
-        assert "other threads run" not in stacks
-    g.wait_for("ready", 10)
-    assert g.stop() == 0, g.command.stderr
-
-
 def test_a_database_that_is_away_is_a_verdict_and_no_reason_to_restart(group: StartGroup) -> None:
     g = group(modes={"io": "database-away"}, tables=with_kill_after(1))
     g.wait_for("verdict")
@@ -91,18 +35,6 @@ def test_a_database_that_is_away_is_a_verdict_and_no_reason_to_restart(group: St
     assert g.ask("/live")[0] == 200
     assert g.ask("/ready")[0] == 503
     assert g.events("child-exit") == []
-    assert g.stop() == 0, g.command.stderr
-
-
-def test_a_stall_of_most_processes_at_once_kills_nobody(group: StartGroup) -> None:
-    g = group(
-        modes={"io": "blocked-a-while"},
-        tables={**with_kill_after(3), "[workers]": "replicas = 3", "supervisor": f"{QUICK}\nhang_kill_after = 3"},
-    )
-    assert g.wait_for("correlated-stall")[0]["of"] == 3
-    g.wait_for("recovered", 3)
-    assert g.events("child-exit") == []
-    assert len(g.events("stacks")) >= 3, "each one's stack is told"
     assert g.stop() == 0, g.command.stderr
 
 

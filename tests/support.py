@@ -43,9 +43,11 @@ async def eventually(predicate: Callable[[], Awaitable[T] | T], timeout: float =
 
 
 class Command:
-    """A running ``taskqd`` command, or any other program, with its output in files."""
+    """A running ``taskqd`` command, or any other program, with its output in files, or its errors in ``stderr``."""
 
-    def __init__(self, argv: Sequence[str], directory: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, argv: Sequence[str], directory: Path, env: Mapping[str, str], *, stderr: int | None = None
+    ) -> None:
         self.argv = list(argv)
         number = len(list(directory.glob("*.stderr")))
         self._stdout = directory / f"{number}.stdout"
@@ -55,7 +57,7 @@ class Command:
                 self.argv,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
-                stderr=err,
+                stderr=err if stderr is None else stderr,
                 cwd=directory,
                 env=dict(env),
                 start_new_session=True,

@@ -55,6 +55,7 @@ class Board:
         self.stops_by: float | None = None
         """When a group that stops will be gone at the latest; monotonic seconds."""
         self.unknown_reaped: Callable[[], int] = int
+        self.lines_dropped: Callable[[], int] = int
         self.preload: Callable[[], dict[str, Any]] = dict
         """What there is to know of the process that workers are forked from."""
         self.tally = Tally()
@@ -224,6 +225,12 @@ class Board:
                 "taskqd_child_credentials_stale",
                 "1 while some of its sessions could not be renewed.",
                 lambda c: int(bool(c.beat.get("credentials_stale"))),
+            ),
+            *_gauge(
+                "taskqd_log_lines_dropped_total",
+                "Lines that the supervisor's standard error did not take.",
+                [("", self.lines_dropped())],
+                "counter",
             ),
             *self.tally.lines(),
             *_preload(self.preload()),

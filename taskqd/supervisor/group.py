@@ -86,7 +86,7 @@ async def run_group(
             releaser.start()
             upkeep.start()
             preload = Preload(reaper=reaper, journal=log, command=zygote)
-            board.preload = preload.status
+            board.preload, board.lines_dropped = preload.status, lambda: log.dropped
             try:
                 if workgroup.supervisor.health_address is not None:
                     await server.listen_on_port(*workgroup.supervisor.health_address, only=PUBLIC_PATHS)

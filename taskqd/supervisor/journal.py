@@ -17,46 +17,81 @@ _LONGEST = 64 * 1024
 
 
 class Journal:
-    """Writes events with their fields. ``bound`` fields are on every line."""
+    """Writes events with their fields. ``bound`` fields are on every line.
 
-    def __init__(self, fd: int = 2, *, human: bool | None = None, **bound: Any) -> None:
-        self._fd = fd
+    Lines that were lost are told of with the first one that is not.
+    """
+
+    def __init__(self, fd: int = 2, *, human: bool | None = None, outlet: Outlet | None = None, **bound: Any) -> None:
+        self._outlet = outlet or Outlet(fd)
         self._human = os.isatty(fd) if human is None else human
         self._bound = bound
-        self.dropped = 0
-        """Lines that standard error did not take."""
 
     def bind(self, **bound: Any) -> Journal:
         """Return a journal with more fields on every line."""
-        return Journal(self._fd, human=self._human, **{**self._bound, **bound})
+        return Journal(human=self._human, outlet=self._outlet, **{**self._bound, **bound})
 
     def tell(self, event: str, level: str = "info", **fields: Any) -> None:
         """Write one event."""
-        everything = {**self._bound, **{key: value for key, value in fields.items() if value is not None}}
-        line = _plain(event, level, everything) if self._human else _json(event, level, everything)
-        self._write(line.encode("utf-8", "backslashreplace")[:_LONGEST] + b"\n")
+        self._write(self._line(event, level, fields))
 
     @property
     def human(self) -> bool:
         """A person reads along, on a terminal."""
         return self._human
 
+    @property
+    def dropped(self) -> int:
+        """Lines that standard error did not take."""
+        return self._outlet.dropped
+
     def pass_on(self, line: bytes) -> None:
         """Write a line that a process has printed."""
         self._write(line)
 
+    def _line(self, event: str, level: str, fields: dict[str, Any]) -> bytes:
+        everything = {**self._bound, **{key: value for key, value in fields.items() if value is not None}}
+        line = _plain(event, level, everything) if self._human else _json(event, level, everything)
+        return line.encode("utf-8", "backslashreplace")[:_LONGEST] + b"\n"
+
     def _write(self, line: bytes) -> None:
-        # Chunks of PIPE_BUF: a pipe that polls writable takes that much without blocking.
-        for start in range(0, len(line), _CHUNK):
-            try:
-                writable = select.select([], [self._fd], [], 0)[1]
-                if not writable:
-                    self.dropped += 1
-                    return
-                os.write(self._fd, line[start : start + _CHUNK])
-            except OSError:  # closed, a vanished terminal, a full disk: nobody is left to tell
+        lost = self._outlet.unsaid
+        notice = self._line("log-lines-dropped", "warning", {"count": lost}) if lost else b""
+        self._outlet.write(notice + line)
+
+
+class Outlet:
+    """The file descriptor behind one journal and all that are bound to it."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._torn = False
+        self.dropped = 0
+        """Lines that were lost."""
+        self.unsaid = 0
+        """Lines that were lost since the last one that was not."""
+
+    def write(self, line: bytes) -> None:
+        """Write a line whole, as far as that does not block; else it is lost."""
+        # What comes after the beginning of a lost line is a line of its own.
+        rest = b"\n" + line if self._torn else line
+        size = len(rest)
+        while rest:
+            # No more than PIPE_BUF: a pipe that polls writable takes that much without blocking.
+            written = self._take(rest[:_CHUNK])
+            if not written:
                 self.dropped += 1
+                self.unsaid += 1
+                self._torn = self._torn or len(rest) < size
                 return
+            rest = rest[written:]
+        self._torn, self.unsaid = False, 0
+
+    def _take(self, data: bytes) -> int:
+        try:
+            return os.write(self._fd, data) if select.select([], [self._fd], [], 0)[1] else 0
+        except (OSError, ValueError):  # closed, a vanished terminal, a full disk: nobody is left to tell
+            return 0
 
 
 def _json(event: str, level: str, fields: dict[str, Any]) -> str:

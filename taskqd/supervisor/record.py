@@ -84,10 +84,11 @@ class Record:
                 os.unlink(new)
             file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
-                os.write(file, text.encode())
-            finally:
-                os.close(file)
-            os.rename(new, self._path)
+                with open(file, "w", encoding="utf-8") as stream:
+                    stream.write(text)
+                os.rename(new, self._path)
+            except OSError:  # better the old one than half of the new one
+                os.unlink(new)
 
 
 def is_gone(entry: Entry, held_for: float) -> bool:

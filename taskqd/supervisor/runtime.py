@@ -138,8 +138,9 @@ class GroupFiles:
             return False
 
     def _keep(self, lock: int) -> None:
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # on a full disk nobody is told who holds it
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         os.makedirs(self._children, mode=0o700, exist_ok=True)
         self._lock = lock
 

@@ -27,6 +27,7 @@ EVENTS: Mapping[str, str] = {
     "sigusr2-refused": "SIGUSR2 asked for fresh processes while that cannot be.",
     "files-restored": "Somebody had removed `what` of the group's files; it is there again.",
     "files-lost": "Something of the group's files is gone and cannot be made again, for the reason in `why`.",
+    "log-lines-dropped": "Standard error did not take `count` lines, its processes' included where they are captured.",
     "shutdown-begin": "The group was asked to stop, and everybody is, within `within_s`.",
     "shutdown-hurry": "A second request: what still runs is cancelled.",
     "shutdown-kill": "A third request: what still runs is killed.",

@@ -67,9 +67,9 @@ class Group:
         self._env = {**env, TAG: self.tag}
         self.command = self.run_again()
 
-    def run_again(self) -> Command:
-        """Start one more supervisor of the same file."""
-        return Command(self._argv, self.directory, self._env)
+    def run_again(self, *, stderr: int | None = None) -> Command:
+        """Start one more supervisor of the same file, which logs to a file of its own or to ``stderr``."""
+        return Command(self._argv, self.directory, self._env, stderr=stderr)
 
     @property
     def socket(self) -> Path:

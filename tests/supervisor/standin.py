@@ -33,6 +33,10 @@ BABBLE = {
 }
 """What one that babbles says on its link once it is ready, by the word after ``says-``."""
 
+LINES = 20_000
+LONG_LINE = 10 * 2**20
+"""Lines, and bytes of one more, that a talkative one prints."""
+
 PICKY = {13: {"never-ready"}, 14: {"crash-ready"}, 15: {"exit-78"}}
 """What a picky one does when it is given this ``max_concurrency``."""
 
@@ -141,6 +145,9 @@ class StandIn:
         for mode in self.modes:
             if mode.startswith("says-"):
                 blurt(BABBLE[mode.removeprefix("says-")])
+        if self.has("talkative") and (os.path.exists("lived-once") or not self.has("second-life")):
+            talk()
+        open("lived-once", "w").close()
         if self.has("odd-answers"):
             blurt(b'{"op": "released"}\n{"op": "reloaded", "id": []}\n{"op": "future"}\n{"op": "beat"}\n')
         if self.has("crash-ready"):
@@ -160,6 +167,24 @@ def fork_for_ever() -> None:
             os._exit(0)
         time.sleep(0.001)
     os._exit(0)
+
+
+def talk() -> None:
+    """Print more than anybody reads, and leave in a file how long the longest print took."""
+    slowest = 0.0
+    for number in range(LINES):
+        began = time.monotonic()
+        os.write(1, b"line %d %s\n" % (number, b"-" * 40))
+        slowest = max(slowest, time.monotonic() - began)
+    piece = b"x" * 65536
+    for _ in range(LONG_LINE // len(piece)):
+        rest = piece
+        while rest:
+            rest = rest[os.write(1, rest) :]
+    os.write(1, b"\n")
+    with open("talked.new", "w") as file:
+        json.dump({"slowest_s": slowest, "lines": LINES, "long_line": LONG_LINE}, file)
+    os.rename("talked.new", "talked")
 
 
 def blurt(data: bytes) -> None:

@@ -179,35 +179,3 @@ def test_on_a_terminal_lines_are_captured_with_names_in_colour(group: StartGroup
         process.kill()
         process.wait(10)
         os.close(master)
-
-
-def test_a_group_whose_standard_error_is_stuck_goes_on(group: StartGroup) -> None:
-    g = group(tables=CAPTURE)
-    g.wait_for("ready")
-    assert g.stop() == 0
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    try:
-        while True:
-            os.write(writer, b"-" * 4096)
-    except BlockingIOError:
-        os.set_blocking(writer, True)
-    process = subprocess.Popen(
-        [sys.executable, "-P", str(RUNNER), str(g.directory / "group.toml")],
-        cwd=g.directory,
-        env=g._env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=writer,
-        start_new_session=True,
-    )
-    try:
-        wait_until(lambda: g.socket.exists() and g.ask("/ready")[0] == 200, 30)
-        assert "ready" in taskqd("logs", "--socket", str(g.socket)).stdout
-        process.terminate()
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.wait(10)
-        os.close(reader)
-        os.close(writer)

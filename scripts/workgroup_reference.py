@@ -16,8 +16,11 @@ from unittest import mock
 from taskqd.settings import describe
 from taskqd.settings.rules import show
 from taskqd.supervisor import workgroup as parser
+from taskqd.supervisor.policy import Policy
 from taskqd.supervisor.recycle import RecycleLimits
 from taskqd.supervisor.table import Table
+from taskqd.supervisor.worker_entry import CREDENTIAL_KEYS, WorkerEntry
+from taskqd.supervisor.worker_env import GROUP_WIDE, LARGEST, RESERVED
 
 HEAD = """\
 # The workgroup file
@@ -49,8 +52,8 @@ SECTIONS = {
     "workers.x": (
         "`[[workers]]`",
         "One table for each kind of worker. Any [setting](settings.md) of one process may stand here too, "
-        "and wins over `[defaults]`.",
-        parser.WorkerEntry,
+        "and wins over `[defaults]`. Keys that `[supervisor]` has too hold for this worker alone.",
+        WorkerEntry,
     ),
     "workers.x.recycle": (
         "`[workers.recycle]`",
@@ -81,7 +84,7 @@ def render() -> str:
     keys = list(asked())
     parts = [HEAD]
     for path, (title, about, source) in SECTIONS.items():
-        rows = [_row(key, meanings(source)) for key in keys if key.path == path]
+        rows = [_row(key, meanings(source) | meanings(Policy)) for key in keys if key.path == path]
         head = f"\n## {title}\n\n" + (f"{textwrap.fill(about, 118)}\n\n" if about else "")
         parts.append(head + "| Key | Default | Takes | Meaning |\n|---|---|---|---|\n" + "".join(rows))
     return "".join([*parts, _settings()])
@@ -109,7 +112,7 @@ def _recording(found: list[Key]) -> Iterator[None]:
 
         return take
 
-    kinds = ("text", "flag", "choice", "count", "seconds", "address")
+    kinds = ("text", "flag", "choice", "count", "count_or_auto", "seconds", "address")
     with mock.patch.multiple(Table, **{kind: wrap(kind) for kind in kinds}):
         yield
 
@@ -130,6 +133,8 @@ def _row(key: Key, documented: dict[str, str]) -> str:
     own = f"{key.path}.{key.name}" if key.path else key.name
     meaning = MEANINGS.get(own) or documented[key.name]
     default = key.arguments[0] if key.arguments else None
+    if key.path == "workers.x" and key.name in Policy.__dataclass_fields__:
+        default, meaning = None, f"{meaning.partition(' Default:')[0]} Default: that of `[supervisor]`."
     cells = (f"`{key.name}`", _default(default, meaning), _takes(key), meaning.replace("``", "`"))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
@@ -150,6 +155,8 @@ def _takes(key: Key) -> str:
             return "one of " + ", ".join(f"`{word}`" for word in key.arguments[1])
         case "count":
             return f"a whole number from {key.arguments[1]} to {key.arguments[2]}"
+        case "count_or_auto":
+            return f'a whole number from {key.arguments[1]} to {key.arguments[2]}, or `"auto"`'
         case "seconds":
             return f"a duration from {show(key.arguments[1])} to {show(key.arguments[2])} seconds"
         case "address":
@@ -161,15 +168,28 @@ def _takes(key: Key) -> str:
 def _settings() -> str:
     credentials = "".join(
         f"| `{key}` | {about.allowed} | {about.meaning} |\n"
-        for key in parser.CREDENTIAL_KEYS
+        for key in CREDENTIAL_KEYS
         for about in [describe(f"pg_credential_{key}")]
     )
-    reserved = "".join(f"| `{key}` | {why} |\n" for key, why in parser._RESERVED.items())
-    shared = ", ".join(f"`{name}`" for name in parser._GROUP_WIDE)
+    reserved = "".join(f"| `{key}` | {why} |\n" for key, why in RESERVED.items())
+    shared = ", ".join(f"`{name}`" for name in GROUP_WIDE)
+    env = (
+        'Below the `[[workers]]` it belongs to: variables of its processes alone, each `NAME = "text"`, on top of the '
+        f"supervisor's environment and of `env_file`. At most {LARGEST} characters. Names that the supervisor sets or "
+        "keeps for itself are refused (`TASKQD_…`, `NOTIFY_SOCKET`, `WATCHDOG_…`, `LISTEN_…`), and so is what looks "
+        "like a secret: that belongs into `env_file`. A `TASKQ_…` variable is a [setting](settings.md), above "
+        "`[defaults]` and below a key of the table."
+    )
+    own = (
+        "The same keys below a `[[workers]]`, for its processes alone. With a `provider` the table stands for itself; "
+        "without, it changes single keys of the group's."
+    )
     return (
+        f"\n## `[workers.env]`\n\n{textwrap.fill(env, 118)}\n"
         "\n## `[credentials]`\n\nWhere the password of the database comes from, for the whole group.\n\n"
         "| Key | Takes | Meaning |\n|---|---|---|\n"
         f"{credentials}"
+        f"\n## `[workers.credentials]`\n\n{textwrap.fill(own, 118)}\n"
         "\n## `[defaults]`\n\n"
         "Any [setting](settings.md) of all processes. These hold for the whole group and stand nowhere else:\n"
         f"{shared}.\n\nThese stand in no table for processes:\n\n| Setting | Because |\n|---|---|\n{reserved}"

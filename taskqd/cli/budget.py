@@ -76,6 +76,7 @@ def as_table(budget: dict[str, Any], *, asked: bool) -> str:
     rows.append(_row("preflight", 1, budget["preflight"], 0))
     rows.append(("required", "", "", "", str(budget["required"])))
     notes = [f"database {budget['database']}, schema {budget['schema']}", *_server(budget, asked)]
+    notes += [f'{name}: replicas = "auto": {why}' for name, why in budget["auto_replicas"].items()]
     if budget["pooler"]:
         notes.append("pooled connections end at the pooler and are not counted as required of the server")
     if budget["pgbouncer_recommended"]:

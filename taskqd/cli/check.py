@@ -85,9 +85,12 @@ def _as_json(plan: Plan, warnings: list[str], show: bool) -> dict[str, Any]:
 def _as_text(plan: Plan, show: bool) -> list[str]:
     processes = sum(child.replicas for child in plan.children)
     lines = [f"ok: workgroup {plan.group!r}, {processes} processes"]
-    lines += [f"  {_describe(child)}" for child in plan.children]
-    if plan.report["forked"]:
-        lines.append(f"  forked from one process that has imported the actors: {', '.join(plan.report['forked'])}")
+    lines += [f"  {_describe(child, plan.budget['auto_replicas'])}" for child in plan.children]
+    forked = plan.report["forked"]
+    zygotes = len({child.zygote for child in plan.children if child.name in forked})
+    if zygotes:
+        what = "one process that has" if zygotes == 1 else f"{zygotes} processes that have"
+        lines.append(f"  forked from {what} imported the actors: {', '.join(forked)}")
     stop = plan.report["stop"]
     lines.append(
         f"  up to {plan.budget['required']} database connections; stops within {plan.grace:g} s "
@@ -99,9 +102,10 @@ def _as_text(plan: Plan, show: bool) -> list[str]:
     return lines
 
 
-def _describe(child: ChildSpec) -> str:
+def _describe(child: ChildSpec, decided: dict[str, str]) -> str:
     graces = f"{child.graces.cancellation:g} s to finish, {child.graces.cleanup:g} s to clean up"
-    return f"{child.name} × {child.replicas}: taskqd {' '.join(child.arguments)} ({graces})"
+    auto = f" (auto: {decided[child.name]})" if child.name in decided else ""
+    return f"{child.name} × {child.replicas}{auto}: taskqd {' '.join(child.arguments)} ({graces})"
 
 
 def _values(values: list[dict[str, Any]]) -> str:

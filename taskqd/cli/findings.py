@@ -43,4 +43,4 @@ class PlatformError(ConfigError):
 
 def start_time(plan: Plan) -> float:
     """Return how long the start of a group may take, in seconds: the checks before it, then its slowest process."""
-    return 2 * plan.timing.boot_timeout
+    return 2 * max(timing.boot_timeout for timing in (plan.timing, *(child.timing for child in plan.children)))

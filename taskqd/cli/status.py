@@ -66,6 +66,7 @@ def screen(status: dict[str, Any], width: int) -> str:
     lines = [" · ".join(parts)]
     if status.get("why_not_ready") and status["phase"] == "running":
         lines.append(f"not ready: {status['why_not_ready']}")
+    lines += [f'{name}: replicas = "auto": {why}' for name, why in (budget.get("auto_replicas") or {}).items()]
     lines += _ways(status.get("preload") or {})
     beside = [{**child, "name": f"↳ {child['name']}"} for child in status.get("coming_or_going") or []]
     rows = [_COLUMNS, *(_row(child) for child in (*children, *beside))]
@@ -73,14 +74,16 @@ def screen(status: dict[str, Any], width: int) -> str:
 
 
 def _ways(preload: dict[str, Any]) -> list[str]:
-    """Say when workers are not forked although they might be, and why."""
-    match preload.get("state"):
-        case "unfit":
-            return [f"workers are started by exec: {preload['why']}"]
-        case "importing" | "down":
-            return ["the process that workers are forked from is importing the actors"]
-        case _:
-            return []
+    """Say which workers are not forked although they might be, and why."""
+    lines = []
+    for zygote in preload.get("zygotes") or []:
+        names = ", ".join(zygote["workers"])
+        match zygote["state"]:
+            case "unfit":
+                lines.append(f"{names}: started by exec: {zygote['why']}")
+            case "importing" | "down":
+                lines.append(f"{names}: the process that they are forked from is importing the actors")
+    return lines
 
 
 def span(seconds: float | None) -> str:

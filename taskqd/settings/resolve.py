@@ -1,7 +1,8 @@
 """One resolver for every command: gathers settings from their sources, and says where each came from.
 
-The more specific source wins: command-line flag, ``[[workers]]`` key, ``[defaults]`` key, process
-environment, ``.env`` cascade (above the environment only with ``DOTENV_OVERRIDE=true``), built-in default.
+The more specific source wins: command-line flag, ``[[workers]]`` key, a worker's own environment (``[workers.env]``,
+then ``env_file``), ``[defaults]`` key, process environment, ``.env`` cascade (above the environment only with
+``DOTENV_OVERRIDE=true``), built-in default.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ from taskqd.settings.values import dsn_password
 DEFAULT = "default"
 FLAG = "flag"
 WORKER = "[[workers]]"
+OWN_ENV = "[workers.env]"
+ENV_FILE = "env_file"
+OWN_SOURCES = (OWN_ENV, ENV_FILE)
+"""What a kind of worker has in its environment for itself; before the group's defaults."""
 DEFAULTS = "[defaults]"
 WORKGROUP = "workgroup file"
 SUPERVISOR = "supervisor"
@@ -40,8 +45,8 @@ _log = logging.getLogger("taskqd.settings")
 class Resolved:
     """Settings, where each value came from, and what a person should be told.
 
-    ``sources`` maps every setting name to ``flag``, ``[[workers]]``, ``[defaults]``, ``workgroup file``,
-    ``supervisor``, ``environment``, the name of a ``.env`` file, or ``default``.
+    ``sources`` maps every setting name to ``flag``, ``[[workers]]``, ``[workers.env]``, ``env_file``, ``[defaults]``,
+    ``workgroup file``, ``supervisor``, ``environment``, the name of a ``.env`` file, or ``default``.
     """
 
     settings: Settings
@@ -88,18 +93,29 @@ def resolve_settings(
     default_keys: Mapping[str, object] | None = None,
     environ: Mapping[str, str] | None = None,
     directory: Path | None = None,
+    own_variables: Mapping[str, str] | None = None,
 ) -> Resolved:
-    """Like :func:`load_settings`, and say where each value came from."""
+    """Like :func:`load_settings`, and say where each value came from.
+
+    ``own_variables`` names those of ``environ`` that a kind of worker has for itself, each with its source; its
+    processes find them in ``TASKQD_ENV_SETTINGS``.
+    """
     environ = os.environ if environ is None else environ
+    if own_variables is None:
+        own_variables = dict.fromkeys(environ.get("TASKQD_ENV_SETTINGS", "").split(), OWN_ENV)
     problems: list[str] = []
     layers = [_given(FLAG, {k: v for k, v in (flags or {}).items() if v is not None and v != ()}, problems)]
     if worker_keys:
         layers.append(_given(WORKER, worker_keys, problems))
     elif "TASKQD_SETTINGS" in environ:
         layers.append(_given(WORKGROUP, _handed_down(environ["TASKQD_SETTINGS"], problems), problems))
+    shared = {name: value for name, value in environ.items() if name not in own_variables}
+    for source in OWN_SOURCES:
+        own = {name: environ[name] for name, of in own_variables.items() if of == source and name in environ}
+        layers.append(_from_names(env.Names(source, own), problems))
     layers.append(_given(DEFAULTS, default_keys or {}, problems))
 
-    process = env.read_process(environ)
+    process = env.read_process(shared)
     override = _override(environ, problems)
     chosen = next((str(each.values["environment"]) for each in layers if "environment" in each.values), None)
     files = env.read_cascade(directory or Path.cwd(), chosen, process, override, problems)
@@ -147,7 +163,8 @@ def _from_names(names: env.Names, problems: list[str]) -> _Layer:
         if name not in SETTING_NAMES:
             hint = nearest(key.upper().removeprefix(PREFIX), [each.upper() for each in (*SETTING_NAMES, *ALIASES)])
             hint = hint.replace("'", "'" + PREFIX, 1)
-            problems.append(f"{key} ({names.source}): unknown setting{hint}")
+            where = f"{names.source} {key}" if names.source in OWN_SOURCES else f"{key} ({names.source})"
+            problems.append(f"{where}: unknown setting{hint}")
         elif not _second_name(layer, stem, value, problems):
             layer.values[name] = value
     return layer
@@ -245,7 +262,7 @@ def _show(name: str, value: object, sources: Mapping[str, str]) -> str:
     """Return where a setting was set and to what; a secret is masked."""
     source = sources[name]
     shown = "***" if is_secret(name) and value is not None else _shorten(value)
-    where = "" if source in (FLAG, WORKER, DEFAULTS) else f" ({source})"
+    where = "" if source in (FLAG, WORKER, *OWN_SOURCES, DEFAULTS) else f" ({source})"
     return f"{_label(name, source)} = {shown}{where}"
 
 
@@ -255,6 +272,8 @@ def _label(name: str, source: str) -> str:
         return "--" + name.replace("_", "-")
     if source in (WORKER, DEFAULTS):
         return f"{source} {name}"
+    if source in OWN_SOURCES:
+        return f"{source} {variable(name)}"
     return name if source in (WORKGROUP, SUPERVISOR) else variable(name)
 
 

@@ -10,9 +10,18 @@ from taskqd.domain.errors import BudgetExceededError
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.supervisor.plan import ChildSpec, Plan
 from taskqd.supervisor.recycle import RecycleLimits
+from taskqd.supervisor.slot import Timing
 
-_OF_NO_PROCESS: dict[str, Any] = {"replicas": 1, "database_stale_after": 0.0, "recycle": RecycleLimits()}
-"""What the supervisor alone reads of a spec: a change of it restarts nothing."""
+_OF_NO_PROCESS: dict[str, Any] = {
+    "replicas": 1,
+    "database_stale_after": 0.0,
+    "recycle": RecycleLimits(),
+    "timing": Timing(),
+    "settle_after": 0.0,
+    "env": {},
+    "env_file": None,
+}
+"""What the supervisor alone reads of a spec: a change of it restarts nothing. Of an environment the mark counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +179,8 @@ def rescale(plan: Plan, name: str, replicas: int) -> Plan:
     children = tuple(replace(spec, replicas=replicas) if spec.name == name else spec for spec in plan.children)
     before = next(spec.replicas for spec in plan.children if spec.name == name)
     rows = [_scaled_row(row, replicas) if row["name"] == name else row for row in plan.budget.get("workers", ())]
-    new = replace(plan, children=children, budget={**plan.budget, "workers": rows})
+    decided = {each: why for each, why in plan.budget.get("auto_replicas", {}).items() if each != name}
+    new = replace(plan, children=children, budget={**plan.budget, "workers": rows, "auto_replicas": decided})
     costs = Costs(new)
     more = (replicas - before) * costs.unit.get(name, 0)
     for key in ("required", "total"):

@@ -8,15 +8,17 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.health.server import HealthServer
 from taskqd.supervisor.board import Board
 from taskqd.supervisor.consult import consult, release_by_helper
+from taskqd.supervisor.environments import Environments
 from taskqd.supervisor.journal import Journal
 from taskqd.supervisor.monitor import Command, Monitor
 from taskqd.supervisor.plan import Plan
-from taskqd.supervisor.preload import Preload, ZygoteCommand, registries_of, zygote_command
+from taskqd.supervisor.preload import ZygoteCommand, zygote_command
 from taskqd.supervisor.reaper import Reaper
 from taskqd.supervisor.record import Record
 from taskqd.supervisor.release import Releaser
@@ -24,11 +26,12 @@ from taskqd.supervisor.reload import Surroundings
 from taskqd.supervisor.runtime import GroupFiles, choose_directory
 from taskqd.supervisor.sdnotify import Notifier
 from taskqd.supervisor.signals import Meaning, Orders, Signals
-from taskqd.supervisor.spawn import base_environment, child_command
+from taskqd.supervisor.spawn import child_command
 from taskqd.supervisor.stopping import CLOSING
 from taskqd.supervisor.upkeep import Upkeep
 from taskqd.supervisor.verbs import Verbs
 from taskqd.supervisor.workgroup import SCHEDULER, Workgroup, WorkgroupError, load_workgroup
+from taskqd.supervisor.zygotes import Zygotes
 
 PUBLIC_PATHS = ("/startup", "/live", "/ready", "/metrics")
 """What ``health_address`` serves: nothing that changes the group, and nothing that names its processes' errors."""
@@ -85,25 +88,30 @@ async def run_group(
             releaser = Releaser(record, log, lambda workers: release_by_helper(file, workers, reaper, environ))
             releaser.start()
             upkeep.start()
-            preload = Preload(reaper=reaper, journal=log, command=zygote)
+            preload = Zygotes(reaper=reaper, journal=log, command=zygote)
             board.preload, board.lines_dropped = preload.status, lambda: log.dropped
             try:
                 if workgroup.supervisor.health_address is not None:
                     await server.listen_on_port(*workgroup.supervisor.health_address, only=PUBLIC_PATHS)
                 notifier.round(board.headline(), ready=False)
-                # It imports beside the check before the start: whoever is ready first waits for the other.
-                wanted = registries_of((worker.actors, worker.preload) for worker in workgroup.workers)
-                preload.start(wanted, base_environment(environ, workgroup.app_dir))
+                # They import beside the check before the start: whoever is ready first waits for the other.
+                environments = Environments(environ)
+                for worker in workgroup.workers:
+                    environments.add(worker.environment)
+                environment = partial(environments.marked, app_dir=workgroup.app_dir)
+                preload.start(workgroup.workers, environment)
                 plan = await _preflight(file, reaper, environ, signals, log, notifier)
                 if plan is None:
                     return ExitCode.DONE
+                environments.learn(plan.children)
+                preload.complete(plan.children, environment)  # a file may have changed since the supervisor read it
                 monitor = Monitor(
                     plan,
                     files=files,
                     board=board,
                     journal=log,
                     reaper=reaper,
-                    environ=environ,
+                    environments=environments,
                     command=command,
                     notifier=notifier,
                     releaser=releaser,

@@ -8,7 +8,7 @@ import os
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from taskqd.domain.exit_codes import ExitCode
 from taskqd.supervisor.board import Board
 from taskqd.supervisor.capture import Capture
 from taskqd.supervisor.child import DUMP_PAUSE, Child
+from taskqd.supervisor.environments import Environments
 from taskqd.supervisor.events import (
     AskToDrain,
     Beat,
@@ -38,7 +39,7 @@ from taskqd.supervisor.events import (
 )
 from taskqd.supervisor.journal import Journal
 from taskqd.supervisor.plan import ChildSpec, Plan
-from taskqd.supervisor.preload import Preload, Way, registries_of
+from taskqd.supervisor.preload import Way
 from taskqd.supervisor.reaper import Reaper
 from taskqd.supervisor.release import Releaser
 from taskqd.supervisor.roster import Roster
@@ -46,10 +47,11 @@ from taskqd.supervisor.rotation import rotate
 from taskqd.supervisor.runtime import GroupFiles
 from taskqd.supervisor.sdnotify import Notifier
 from taskqd.supervisor.slot import ALIVE, State
-from taskqd.supervisor.spawn import Forked, NewProcess, base_environment, child_command, child_environment, spawn
+from taskqd.supervisor.spawn import Forked, NewProcess, child_command, child_environment, spawn
 from taskqd.supervisor.state import step
 from taskqd.supervisor.stopping import deadlines, hurry, last_moment
 from taskqd.supervisor.watch import Watch
+from taskqd.supervisor.zygotes import Zygotes
 
 ROUND = 0.5
 """The longest time between two rounds, in seconds."""
@@ -71,11 +73,11 @@ class Monitor:
         board: Board,
         journal: Journal,
         reaper: Reaper,
-        environ: Mapping[str, str],
+        environments: Environments,
         command: Command = child_command,
         notifier: Notifier | None = None,
         releaser: Releaser,
-        preload: Preload,
+        preload: Zygotes,
         capture: bool = False,
     ) -> None:
         self._plan = plan
@@ -87,8 +89,7 @@ class Monitor:
         self._command = command
         self._releaser = releaser
         self._preload = preload
-        self._environ = environ
-        self._base = base_environment(environ, plan.app_dir)
+        self._environments = environments
         self._instance = str(uuid.uuid4())
         self._captures = capture
         self.generation = 1
@@ -96,7 +97,7 @@ class Monitor:
         self.roster = Roster()
         for spec in plan.children:
             for index in range(spec.replicas):
-                self.roster.place(Child(spec, index, plan.timing, self._apply))
+                self.roster.place(Child(spec, index, spec.timing, self._apply))
         self._children = self.roster.all
         self.on_stop: Callable[[str], None] = _nobody_to_tell
         """Told why the group is asked to stop, before anything is stopped."""
@@ -163,20 +164,26 @@ class Monitor:
     def take_over(self, plan: Plan) -> None:
         """Run by ``plan`` from now on: its limits and times hold at once, and for what is started later all of it."""
         self._plan, self._board.budget, self._board.grace = plan, plan.budget, plan.grace
-        self._base = base_environment(self._environ, plan.app_dir)
+        timings = {spec.name: spec.timing for spec in plan.children}
         for child in self._children:
-            child.slot = replace(child.slot, timing=plan.timing)
+            child.slot = replace(child.slot, timing=timings.get(child.spec.name, child.slot.timing))
         self._wake.set()
+
+    def learn(self, plan: Plan) -> None:
+        """Read what ``plan`` needs besides itself. Raises ``EnvChangedError``."""
+        self._environments.learn(plan.children, keep=[child.spec for child in self._children])
 
     def begin_generation(self, plan: Plan) -> None:
         """What starts from now on is new: forked, if at all, from a process that imports ``plan``'s actors afresh."""
         self.generation += 1
-        actors = [(spec.arguments[-1], spec.preload) for spec in plan.children if spec.role == "worker"]
-        self._preload.start(registries_of(actors), self._base)
+        self._preload.start(plan.children, self._environment)
+
+    def _environment(self, mark: str) -> dict[str, str]:
+        return self._environments.marked(mark, self._plan.app_dir)
 
     def hire(self, spec: ChildSpec, index: int) -> Child:
         """Start a process on trial: it has no place yet, and is not started again when it ends."""
-        child = Child(spec, index, self._plan.timing, self._apply, generation=self.generation)
+        child = Child(spec, index, spec.timing, self._apply, generation=self.generation)
         self.roster.admit(child)
         self._apply(child, Start(trial=True))
         return child
@@ -268,7 +275,7 @@ class Monitor:
             child.spec.name, child.index, second=self.roster.rival(child) is not None
         )
         environment = child_environment(
-            self._base,
+            self._environment(child.spec.env_digest),
             child.spec,
             child.index,
             group=self._plan.group,
@@ -277,7 +284,7 @@ class Monitor:
         )
         way = self._preload.way(child.spec)
         if way is Way.NONE:
-            self._apply(child, SpawnFailed(f'preload = "require": {self._preload.reason()}', _jitter()))
+            self._apply(child, SpawnFailed(f'preload = "require": {self._preload.reason(child.spec)}', _jitter()))
             return
         try:
             with self._output_of(child) as output:

@@ -32,6 +32,22 @@ class ChildSpec:
     """What a worker takes its jobs from."""
     recycle: RecycleLimits = field(default_factory=RecycleLimits)
     """What it may come to before it makes room for a fresh one."""
+    timing: Timing = field(default_factory=Timing)
+    settle_after: float = 2.0
+    """Seconds that a new process must have been ready before it counts."""
+    env: dict[str, str] = field(default_factory=dict)
+    """What it has in its environment for itself, as the workgroup file says."""
+    env_file: str | None = None
+    """The file that says more."""
+    env_digest: str = ""
+    """The mark of both together; see :func:`taskqd.supervisor.worker_env.digest`."""
+    env_settings: tuple[str, ...] = ()
+    """The variables among them that are settings."""
+
+    @property
+    def zygote(self) -> tuple[str, str]:
+        """What decides from which process it is forked: its actors, and the mark of its environment."""
+        return self.arguments[-1], self.env_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +58,11 @@ class Plan:
     children: tuple[ChildSpec, ...]
     grace: float = 85.0
     timing: Timing = field(default_factory=Timing)
+    """What holds for processes without their own."""
     max_booting: int = 2
     app_dir: str | None = None
     runtime_dir: str | None = None
     """As written in the file; None is the first usable standard directory."""
-    settle_after: float = 2.0
-    """Seconds that a new process must have been ready before it counts."""
     health_address: str | None = None
     """``host:port`` that serves probes and metrics over TCP, if any."""
     logs: str = "auto"
@@ -63,7 +78,6 @@ class Plan:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Plan:
         """Return the plan that :meth:`to_json` wrote."""
-        timing = dict(data["timing"])
         children = [
             ChildSpec(
                 **{
@@ -72,6 +86,8 @@ class Plan:
                     "graces": Graces(**child["graces"]),
                     "queues": tuple(child["queues"]),
                     "recycle": RecycleLimits(**child["recycle"]),
+                    "timing": _timing(child["timing"]),
+                    "env_settings": tuple(child["env_settings"]),
                 }
             )
             for child in data["children"]
@@ -80,6 +96,10 @@ class Plan:
             **{
                 **data,
                 "children": tuple(children),
-                "timing": Timing(**{**timing, "restart": RestartRule(**timing["restart"])}),
+                "timing": _timing(data["timing"]),
             }
         )
+
+
+def _timing(data: dict[str, Any]) -> Timing:
+    return Timing(**{**data, "restart": RestartRule(**data["restart"])})

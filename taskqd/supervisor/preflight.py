@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 from taskqd.health.child import arm
 from taskqd.health.lines import encode
 
-_IMPORT_TIMEOUT = 120.0
 _DATABASE_MARGIN = 30.0
 _QUERY_TIMEOUT = 10.0
 _LOOK_TIMEOUT = 5.0
+_SHORTLY = 10.0
 
 
 class _Link:
@@ -84,26 +84,30 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 def _answer(options: argparse.Namespace, link: _Link) -> dict[str, object]:
     from dataclasses import replace
 
-    from taskqd.domain.errors import BudgetExceededError
+    from taskqd.domain.errors import BudgetExceededError, RegistryError
     from taskqd.domain.exit_codes import ExitCode
     from taskqd.storage.connect import describe_dsn
     from taskqd.supervisor.budget import describe_fleet, explain_misfit
+    from taskqd.supervisor.imports import IMPORT_TIMEOUT, import_all
     from taskqd.supervisor.resolve import resolve
     from taskqd.supervisor.room import Fit, Limits, judge_fleet
 
     found = resolve(options.file)
     for warning in found.warnings:
         link.warn(warning)
-    unfit = ""
-    if options.purpose in ("run", "check"):
-        unfit = _load_forkable(found, link)
-        if unfit and options.purpose == "check":
-            link.warn(f"workers will be started by exec: {unfit}")
+    imported: Imports = {}
     if options.purpose in ("run", "check") or options.time:
-        _load_actors(found.actors, found.workgroup.app_dir, link)
-    report = _report(found, options.show) if options.purpose == "check" or options.time else {}
+        imported = import_all(
+            found.workgroup,
+            lambda actors: link.step(f"importing {actors}", IMPORT_TIMEOUT + _SHORTLY, silence=RegistryError.exit_code),
+        )
+    unfit = _judge_forks(found, imported) if options.purpose in ("run", "check") else {}
+    report = _report(found, imported, options.show) if options.purpose == "check" or options.time else {}
     if options.purpose == "check":
-        report["forked"] = [] if unfit else [w.name for w in found.workgroup.workers if w.preload != "off"]
+        for why in dict.fromkeys(unfit.values()):
+            link.warn(f"workers will be started by exec: {why}")
+        workers = found.workgroup.workers
+        report["forked"] = [w.name for w in workers if w.preload != "off" and w.name not in unfit]
 
     limits = None
     if options.max_connections is not None:
@@ -125,55 +129,35 @@ def _answer(options: argparse.Namespace, link: _Link) -> dict[str, object]:
         "schema": found.settings.schema_name,
         "database": describe_dsn(found.settings.direct_dsn()),
         "enforce": "enforce" if found.workgroup.budget.enforce else "warn",
+        "auto_replicas": {w.name: w.replicas_from for w in found.workgroup.workers if w.replicas_from},
         **describe_fleet(found.fleet, limits, verdict),
     }
     return {"plan": replace(found.plan, budget=budget, report=report).to_json()}
 
 
-def _load_forkable(found: Resolution, link: _Link) -> str:
-    """Import what the zygote will import, and return why it may not be forked then, or an empty string.
+def _judge_forks(found: Resolution, imported: Imports) -> dict[str, str]:
+    """Return the workers that cannot be forked although they might be, each with the reason.
 
-    Raises ``ConfigError`` when a worker requires that it may.
+    Raises ``ConfigError`` when one requires it.
     """
     from taskqd.domain.errors import ConfigError
-    from taskqd.supervisor.fork_safety import hazards, one_thread_each, open_sockets
-    from taskqd.supervisor.preload import registries_of, unfit_because
+    from taskqd.supervisor.preload import unfit_because
 
-    workers = found.workgroup.workers
-    registries = registries_of((worker.actors, worker.preload) for worker in workers)
-    inherited = open_sockets()
-    with one_thread_each():
-        _load_actors(registries, found.workgroup.app_dir, link)
-    dangers = hazards(inherited) if registries else []
-    if not dangers:
-        return ""
-    unfit = unfit_because(registries, dangers)
-    strict = [worker.name for worker in workers if worker.preload == "require"]
+    unfit: dict[str, str] = {}
+    strict: dict[str, list[str]] = {}
+    for worker in found.workgroup.workers:
+        dangers = imported[worker.zygote].hazards
+        if worker.preload != "off" and dangers:
+            unfit[worker.name] = unfit_because([worker.actors], dangers)
+            if worker.preload == "require":
+                strict.setdefault(unfit[worker.name], []).append(worker.name)
     if strict:
-        raise ConfigError(f'preload = "require" ({", ".join(strict)}): {unfit}')
+        raise ConfigError("; ".join(f'preload = "require" ({", ".join(who)}): {why}' for why, who in strict.items()))
     return unfit
 
 
-def _load_actors(references: Sequence[str], app_dir: str | None, link: _Link) -> None:
-    """Import every registry, as the workers will. An error inside one is shown with its traceback, once."""
-    from taskqd.actors.registry import load_registry
-    from taskqd.domain.errors import RegistryError
-
-    if app_dir is not None and app_dir not in sys.path:
-        sys.path.insert(0, app_dir)
-    for reference in references:
-        link.step(f"importing {reference}", _IMPORT_TIMEOUT, silence=RegistryError.exit_code)
-        try:
-            load_registry(reference)
-        except RegistryError as error:
-            if error.__cause__ is not None:
-                traceback.print_exception(error.__cause__)
-            raise
-
-
-def _report(found: Resolution, show: bool) -> dict[str, object]:
-    """Return what the actors and the settings of a group come to. The actors are imported already."""
-    from taskqd.actors.registry import load_registry
+def _report(found: Resolution, imported: Imports, show: bool) -> dict[str, object]:
+    """Return what the actors and the settings of a group come to."""
     from taskqd.supervisor.effective import show_values
     from taskqd.supervisor.stop_time import describe_stop
     from taskqd.supervisor.survey import Crew, find_interrupted, find_unserved
@@ -182,7 +166,7 @@ def _report(found: Resolution, show: bool) -> dict[str, object]:
     crews = [
         Crew(
             name=worker.name,
-            actors=load_registry(worker.actors),
+            actors=imported[worker.zygote].actors,
             queues=found.resolved[worker.name].settings.queues,
             drain=graces[worker.name].cancellation,
             default_start_to_close=found.resolved[worker.name].settings.default_start_to_close,
@@ -322,6 +306,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from taskqd.settings import Settings
+    from taskqd.supervisor.imports import Imports
     from taskqd.supervisor.resolve import Resolution
     from taskqd.supervisor.room import Limits
 

@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -81,11 +81,6 @@ class _Request:
 ZygoteCommand = Callable[[Sequence[str]], list[str]]
 
 
-def registries_of(workers: Iterable[tuple[str, str]]) -> list[str]:
-    """Return what a zygote has to import: the actors of each ``(actors, preload)`` that may be forked, once."""
-    return list(dict.fromkeys(actors for actors, preload in workers if preload != "off"))
-
-
 def unfit_because(registries: Sequence[str], found: Sequence[str]) -> str:
     """Say what was found after the import of ``registries`` that makes a fork unsafe."""
     return f"a fork is not safe after the import of {', '.join(registries)}: {', '.join(found)}"
@@ -109,6 +104,7 @@ class Preload:
         self.on_change: Callable[[], None] = lambda: None
         """Called when workers may be started that had to wait."""
         self._registries: Sequence[str] = ()
+        self._workers: list[str] = []
         self._environment: Mapping[str, str] = {}
         self._patient = True
         self._reaper = reaper
@@ -131,19 +127,17 @@ class Preload:
         self._ended.set()
         self._count = {Way.FORK: 0, Way.EXEC: 0}
 
-    def start(self, registries: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start a zygote that imports ``registries``; none if there are none. One that exists is replaced.
+    def start(self, registries: Sequence[str], environment: Mapping[str, str], workers: Sequence[str]) -> None:
+        """Start a zygote that imports ``registries`` in ``environment``, for ``workers``. One that exists is replaced.
 
         What it forks comes to this process, which must be the parent in the end.
         """
-        self._registries, self._environment = registries, environment
+        self._registries, self._environment, self._workers = registries, environment, list(workers)
         self._phase, self._patient, self._failures, self._ready_at = Phase.OFF, True, 0, None
         self._forget_request()
         self._forget_made()
         if self._zygote is not None:
             kill_group(self._zygote.process.pid)
-        if not registries:
-            return
         if sys.platform != "linux":
             self._unfit(f"{sys.platform} cannot hand a forked process over")
             return
@@ -170,7 +164,7 @@ class Preload:
     def tick(self, now: float) -> None:
         """Start a zygote that is due, end one that is overdue."""
         if self._untold:  # only now: when the check before the start fails for the same reason, it has told already
-            self._journal.tell("preload-unfit", "warning", **self._untold)
+            self._journal.tell("preload-unfit", "warning", workers=self._workers, **self._untold)
             self._untold = {}
         if self._phase is Phase.DOWN and self._deadline is not None and now >= self._deadline:
             self._launch()
@@ -255,6 +249,7 @@ class Preload:
     def status(self) -> dict[str, Any]:
         """Return what a person wants to know about it."""
         return {
+            "workers": self._workers,
             "state": str(self._phase),
             "why": self.reason() or None,
             "pid": None if self._zygote is None else self._zygote.process.pid,
@@ -313,7 +308,7 @@ class Preload:
         self._patient = False
         delay = min(_BACKOFF_MAX, 2.0 ** (self._failures - 1)) if self._failures > 1 else 0.0
         self._phase, self._deadline = Phase.DOWN, time.monotonic() + delay
-        self._journal.tell("preload-died", "warning", why=why, retry_in=delay, left=left or None)
+        self._journal.tell("preload-died", "warning", workers=self._workers, why=why, retry_in=delay, left=left or None)
         self.on_change()
 
     def _unfit(self, why: str, trace: str = "") -> None:
@@ -363,7 +358,8 @@ class Preload:
             case "ready":
                 self._phase, self._deadline, self._ready_at = Phase.READY, None, time.monotonic()
                 self._import_s = message["import_s"]
-                self._journal.tell("preload-ready", pid=new.process.pid, import_s=self._import_s)
+                pid, workers = new.process.pid, self._workers
+                self._journal.tell("preload-ready", pid=pid, workers=workers, import_s=self._import_s)
             case "unfit":
                 trace = message["traceback"]
                 self._unfit(message["why"][0] if trace else unfit_because(self._registries, message["why"]), trace)

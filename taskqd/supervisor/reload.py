@@ -63,7 +63,7 @@ class Reloader:
         pace = order(plan, plan, Changes((), tuple(names), {}, (), ()))
         specs = {spec.name: spec for spec in plan.children}
         self._monitor.begin_generation(plan)
-        roll = Roll(self._monitor, change, plan.settle_after)
+        roll = Roll(self._monitor, change)
         for child in sorted(targets, key=lambda child: pace.rolls.index(child.spec.name)):
             await roll.replace(child, specs[child.spec.name], surge=self._surges(child, pace))
         change.end(ExitCode.DONE, f"restarted: {', '.join(child.name for child in targets)}")
@@ -76,7 +76,7 @@ class Reloader:
     async def recycle(self, change: Change, child: Child, why: str) -> None:
         """Put a fresh process beside one that has done enough, then let that one go."""
         spec = next(spec for spec in self._monitor.plan.children if spec.name == child.spec.name)
-        roll = Roll(self._monitor, change, self._monitor.plan.settle_after)
+        roll = Roll(self._monitor, change)
         await roll.replace(child, spec, surge=True, recycled=why)
         old = child.slot
         code = int(ExitCode.TRY_AGAIN) if old.last_exit is None else old.last_exit.code
@@ -92,7 +92,7 @@ class Reloader:
         spec = next(spec for spec in plan.children if spec.name == name)
         new = rescale(plan, name, replicas)
         self._check_paths(new)
-        roll = Roll(self._monitor, change, plan.settle_after)
+        roll = Roll(self._monitor, change)
         if replicas > spec.replicas:
             await roll.grow(spec, range(spec.replicas, replicas))
         else:
@@ -108,6 +108,7 @@ class Reloader:
         if refused:
             raise RefusedError("\n".join(refused), ExitCode.REFUSED)
         self._check_paths(new)
+        self._monitor.learn(new)
         changes = diff(old, new, self._unsettled)
         step = _Step(self._monitor, old, new, changes)
         change.tell(_summary(changes), **changes.describe())
@@ -119,7 +120,7 @@ class Reloader:
             return
         self._monitor.begin_generation(new)
         try:
-            await self._make(step, Roll(self._monitor, change, new.settle_after))
+            await self._make(step, Roll(self._monitor, change))
         except AbortedError as error:
             self._unsettled |= dict.fromkeys(step.open, self._monitor.generation if step.moved else 0)
             text = f"reload aborted: {error}; not made: {', '.join(step.open)}"
@@ -218,10 +219,11 @@ class _Step:
         self.wanted = {spec.name: spec for spec in new.children}
         self._monitor = monitor
         self._running = {spec.name: spec for spec in old.children}
-        for name in changes.unchanged:
-            self._running[name] = self.wanted[name]
-            for child in monitor.roster.named(name):
-                child.spec = self.wanted[name]  # it may differ in what the supervisor alone reads
+        for name in (*changes.unchanged, *changes.scaled):
+            if name not in changes.rolled:
+                self._running[name] = replace(self.wanted[name], replicas=self._running[name].replicas)
+                for child in monitor.roster.named(name):
+                    child.spec = self._running[name]  # it may differ in what the supervisor alone reads
 
     @property
     def open(self) -> list[str]:

@@ -9,24 +9,25 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from taskqd.settings import SETTING_NAMES, Settings, SettingsError, resolve_settings
-from taskqd.settings.model import ALIASES
-from taskqd.settings.resolve import DEFAULT, Resolved
+from taskqd.settings.model import ALIASES, PREFIX
+from taskqd.settings.resolve import DEFAULT, DEFAULTS, ENV_FILE, OWN_ENV, OWN_SOURCES, WORKER, Resolved
+from taskqd.storage.dsn import parse_dsn
+from taskqd.supervisor.cpus import usable_cpus
 from taskqd.supervisor.fleet import Crew, Fleet
 from taskqd.supervisor.plan import ChildSpec, Plan
-from taskqd.supervisor.recycle import NO_LIMITS, RecycleLimits
-from taskqd.supervisor.restart import RestartRule
-from taskqd.supervisor.slot import Timing
+from taskqd.supervisor.policy import Policy
 from taskqd.supervisor.stopping import LEAST_GRACE, Graces, scale
-from taskqd.supervisor.workgroup import SCHEDULER, SupervisorOptions, Workgroup, WorkgroupError, load_workgroup
+from taskqd.supervisor.worker_entry import WorkerEntry
+from taskqd.supervisor.worker_env import digest
+from taskqd.supervisor.workgroup import SCHEDULER, Workgroup, WorkgroupError, load_workgroup
 
 _GRACES = ("cancellation_grace_period", "cleanup_grace_period")
 _NO_GRACES: dict[str, Any] = dict.fromkeys(_GRACES, 0)
 _ENDLESS = {"termination_grace_period": 86400}
-_BOOT_MARGIN = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def resolve(path: str) -> Resolution:
             grace = LEAST_GRACE
     parts = resolver.children(85.0 if grace is None else grace)
     if group is not None:
-        resolver.check_boot_timeout(group.settings.database_boot_timeout)
+        resolver.check_databases(group.settings)
     if resolver.problems or group is None:
         raise WorkgroupError(resolver.problems)
     address = workgroup.supervisor.health_address
@@ -68,13 +69,12 @@ def resolve(path: str) -> Resolution:
         group=workgroup.supervisor.name,
         children=tuple(spec for spec, _ in parts),
         grace=85.0 if grace is None else grace,
-        timing=_timing(workgroup.supervisor, group.settings.database_boot_timeout),
-        max_booting=workgroup.supervisor.max_booting or len(os.sched_getaffinity(0)),
+        timing=workgroup.supervisor.timing(group.settings.database_boot_timeout),
+        max_booting=workgroup.supervisor.max_booting or usable_cpus().count,
         app_dir=workgroup.app_dir,
         runtime_dir=workgroup.supervisor.runtime_dir,
         health_address=address and f"{address[0]}:{address[1]}",
         logs=workgroup.supervisor.logs,
-        settle_after=workgroup.supervisor.settle_after,
     )
     return Resolution(
         workgroup=workgroup,
@@ -100,98 +100,158 @@ class _Resolver:
         if line not in self.problems:
             self.problems.append(line)
 
-    def settings(self, label: str, keys: Mapping[str, Any]) -> Resolved | None:
+    def settings(self, label: str, keys: Mapping[str, Any], worker: WorkerEntry | None = None) -> Resolved | None:
         """Return the settings of the process whose own keys are ``keys``; ``label`` is its part of the file."""
         try:
-            return resolve_settings(worker_keys=keys, default_keys=self._workgroup.defaults)
+            return resolve_settings(
+                worker_keys=keys,
+                default_keys=self._defaults(worker),
+                environ=None if worker is None else {**os.environ, **worker.environment},
+                own_variables={} if worker is None else _own_variables(worker),
+            )
         except SettingsError as error:
             for line in error.problems:
-                self.problem(self._located(line, label))
+                self.problem(self._located(line, label, worker))
             return None
+
+    def _defaults(self, worker: WorkerEntry | None) -> dict[str, Any]:
+        """Return what holds for all processes; a worker that names its provider has nothing of the group's."""
+        defaults = self._workgroup.defaults
+        if worker is None or "pg_credential_provider" not in worker.credentials:
+            return defaults
+        return {key: value for key, value in defaults.items() if key not in self._workgroup.credentials}
 
     def children(self, grace: float) -> list[tuple[ChildSpec, Settings]]:
         """Return every kind of process, the scheduler first, with its settings."""
-        found: list[tuple[ChildSpec, Settings]] = []
-        if self._workgroup.scheduler:
-            keys = self._workgroup.scheduler_settings
-            self._add(found, SCHEDULER, SCHEDULER, ("scheduler", "run"), 1, "off", keys, grace)
-        for worker in self._workgroup.workers:
-            arguments = ("worker", "--actors", worker.actors)
-            label = f"workers.{worker.name}"
-            self._add(
-                found,
-                label,
+        group = self._workgroup
+        found = []
+        if group.scheduler:
+            spec = ChildSpec(SCHEDULER, SCHEDULER, ("scheduler", "run"), settle_after=group.supervisor.settle_after)
+            found.append(self._child(spec, SCHEDULER, group.scheduler_settings, group.supervisor, grace))
+        for worker in group.workers:
+            spec = ChildSpec(
                 worker.name,
-                arguments,
+                "worker",
+                ("worker", "--actors", worker.actors),
                 worker.replicas,
-                worker.preload,
-                worker.settings,
-                grace,
-                worker.recycle,
+                preload=worker.preload,
+                recycle=worker.recycle,
+                settle_after=worker.policy.settle_after,
+                env=worker.env,
+                env_file=worker.env_file,
+                env_digest=digest(worker.environment),
+                env_settings=tuple(sorted(_own_variables(worker))),
             )
-        return found
+            label = f"workers.{worker.name}"
+            found.append(self._child(spec, label, worker.settings, worker.policy, grace, worker))
+        return [each for each in found if each is not None]
 
-    def check_boot_timeout(self, database_boot_timeout: float) -> None:
-        limit = self._workgroup.supervisor.boot_timeout
+    def check_databases(self, group: Settings) -> None:
+        """Make a problem of every worker whose own environment names another database than the group's."""
+        wanted = [_place(dsn) for dsn in (group.direct_dsn(), group.pooled_dsn())]
+        for worker in self._workgroup.workers:
+            resolved = self.resolved.get(worker.name)
+            if resolved is None:
+                continue
+            found = [_place(dsn) for dsn in (resolved.settings.direct_dsn(), resolved.settings.pooled_dsn())]
+            if found != wanted:
+                names = " and ".join(name for name in _own_variables(worker) if name.startswith("TASKQ_PG_DSN"))
+                where = self._workgroup.place(f"workers.{worker.name}")
+                self.problem(f"{where}: {names} must name the database of the group: it uses one, in one place")
+
+    def _check_boot_timeout(self, label: str, policy: Policy, database_boot_timeout: float) -> None:
+        limit = policy.boot_timeout
         if limit is not None and limit <= database_boot_timeout:
+            key = f"{label}.boot_timeout"
+            place = self._workgroup.place(key if self._workgroup.written(key) else "supervisor.boot_timeout")
             self.problem(
-                f"{self._workgroup.place('supervisor.boot_timeout')}: {limit:g} must be above database_boot_timeout = "
+                f"{place}: {limit:g} must be above database_boot_timeout = "
                 f"{database_boot_timeout:g}, for which a process waits for its database"
             )
 
-    def _add(
+    def _child(
         self,
-        found: list[tuple[ChildSpec, Settings]],
+        spec: ChildSpec,
         label: str,
-        name: str,
-        arguments: tuple[str, ...],
-        replicas: int,
-        preload: str,
         keys: Mapping[str, Any],
+        policy: Policy,
         grace: float,
-        recycle: RecycleLimits = NO_LIMITS,
-    ) -> None:
-        resolved = self.settings(label, {**keys, **_ENDLESS})
+        worker: WorkerEntry | None = None,
+    ) -> tuple[ChildSpec, Settings] | None:
+        """Return ``spec`` with all that follows from the settings, and those."""
+        resolved = self.settings(label, {**keys, **_ENDLESS}, worker)
         if resolved is None:
-            return
+            return None
         settings = resolved.settings
-        self.resolved[name] = resolved
+        self.resolved[spec.name] = resolved
+        self._check_boot_timeout(label, policy, settings.database_boot_timeout)
         graces = Graces(settings.cancellation_grace_period, settings.cleanup_grace_period)
         fixed = [resolved.sources[grace_name] != DEFAULT for grace_name in _GRACES]
         try:
             graces = scale(grace, graces, fixed_cancellation=fixed[0], fixed_cleanup=fixed[1])
         except ValueError as error:
             self.problem(f"{self._workgroup.place(label)}: {error}")
-        own = _by_name(self._workgroup.defaults) | _by_name(keys)
+        nearer = {name for name, source in resolved.sources.items() if source in OWN_SOURCES}
+        shared = _by_name(self._defaults(worker))
+        own = {name: value for name, value in shared.items() if name not in nearer} | _by_name(keys)
         if resolved.sources["log_format"] == DEFAULT and os.isatty(2):
             own["log_format"] = "console"  # a person looks on
         own |= dict(zip(_GRACES, (graces.cancellation, graces.cleanup), strict=True))
-        spec = ChildSpec(
-            name=name,
-            role=SCHEDULER if name == SCHEDULER else "worker",
-            arguments=arguments,
-            replicas=replicas,
-            preload=preload,
+        spec = replace(
+            spec,
             settings={**own, "termination_grace_period": grace},
             fingerprint=_fingerprint(settings),
             graces=graces,
             database_stale_after=_stale_after(settings),
-            queues=() if name == SCHEDULER else tuple(settings.queues),
-            recycle=recycle,
+            queues=() if spec.role == SCHEDULER else tuple(settings.queues),
+            timing=policy.timing(settings.database_boot_timeout),
         )
-        found.append((spec, settings))
+        return spec, settings
 
-    def _located(self, line: str, label: str) -> str:
-        """Turn the settings' name of a part of the file into the file's own."""
-        for prefix, part in (("[[workers]] ", label), ("[defaults] ", "defaults")):
+    def _located(self, line: str, label: str, worker: WorkerEntry | None) -> str:
+        """Turn the settings' name of a part of the file, or of a variable, into the place where that is written."""
+        for prefix, part in ((f"{WORKER} ", label), (f"{DEFAULTS} ", "defaults")):
             if line.startswith(prefix):
                 key, *rest = re.split(r"(?=[ :])", line.removeprefix(prefix), maxsplit=1)
-                if part == "defaults" and key in self._workgroup.credentials:
-                    part, key = "credentials", key.removeprefix("pg_credential_")
+                if key in self._credentials(part, worker):
+                    part, key = _credentials_of(part), key.removeprefix("pg_credential_")
                 aliases = (alias for alias, name in ALIASES.items() if name == key)
                 key = next((each for each in aliases if self._workgroup.written(f"{part}.{each}")), key)
                 return "".join([self._workgroup.place(f"{part}.{key}"), *rest])
+        if worker is not None and line.startswith(OWN_SOURCES):
+            source, _, told = line.partition(" ")
+            name, *more = re.split(r"(?=[ :])", told, maxsplit=1)
+            name = next((own for own in _own_variables(worker) if _setting(own) == _setting(name)), name)
+            if source == ENV_FILE:
+                return "".join([f"{worker.env_file}:{worker.file.lines.get(name, 1)}:{name}", *more])
+            return "".join([self._workgroup.place(f"workers.{worker.name}.env.{name}"), *more])
         return line
+
+    def _credentials(self, part: str, worker: WorkerEntry | None) -> Mapping[str, Any]:
+        if part == "defaults":
+            return self._workgroup.credentials
+        return {} if worker is None else worker.credentials
+
+
+def _credentials_of(part: str) -> str:
+    return "credentials" if part == "defaults" else f"{part}.credentials"
+
+
+def _own_variables(worker: WorkerEntry) -> dict[str, str]:
+    """Return the settings' variables of a worker's own environment, each with the name of its source."""
+    own = {**dict.fromkeys(worker.file.values, ENV_FILE), **dict.fromkeys(worker.env, OWN_ENV)}
+    return {name: source for name, source in own.items() if name.upper().startswith(PREFIX)}
+
+
+def _setting(variable: str) -> str:
+    key = variable.removeprefix(PREFIX).lower()
+    return ALIASES.get(key, key)
+
+
+def _place(dsn: str) -> tuple[Any, str]:
+    """Return what database a DSN means, whoever connects to it."""
+    address = parse_dsn(dsn)
+    return address.hosts, address.database
 
 
 def _by_name(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,23 +268,6 @@ def _fingerprint(settings: Settings) -> str:
 def _stale_after(settings: Settings) -> float:
     beat = settings.heartbeat_interval + settings.heartbeat_command_timeout
     return max(15.0, 3 * beat, 2 * settings.sweep_interval)
-
-
-def _timing(options: SupervisorOptions, database_boot_timeout: float) -> Timing:
-    boot = options.boot_timeout or database_boot_timeout + _BOOT_MARGIN
-    return Timing(
-        boot_timeout=boot,
-        boot_limit=5 * boot,
-        stall_after=options.stall_after,
-        hang_kill_after=options.hang_kill_after,
-        restart=RestartRule(
-            backoff_initial=options.backoff_initial,
-            backoff_max=options.backoff_max,
-            stable_after=options.stable_after,
-            burst_limit=options.burst_limit,
-            burst_window=options.burst_window,
-        ),
-    )
 
 
 def _fleet(workgroup: Workgroup, parts: list[tuple[ChildSpec, Settings]], group: Settings) -> Fleet:

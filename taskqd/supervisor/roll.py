@@ -43,12 +43,11 @@ class Ground(Protocol):
 
 
 class Roll:
-    """The steps of one change. ``settle`` is how long, in seconds, a new process must have been ready to count."""
+    """The steps of one change."""
 
-    def __init__(self, ground: Ground, change: Change, settle: float) -> None:
+    def __init__(self, ground: Ground, change: Change) -> None:
         self._ground = ground
         self._change = change
-        self._settle = settle
 
     async def replace(self, old: Child, spec: ChildSpec, *, surge: bool, recycled: str | None = None) -> None:
         """Put a process of ``spec`` in the place of ``old``, which has done enough where it is ``recycled``.
@@ -118,7 +117,7 @@ class Roll:
         while new.slot.state not in AWAY:
             left: float | None = None
             if new.slot.state is State.READY and new.slot.ready_at is not None:
-                left = new.slot.ready_at + self._settle - time.monotonic()
+                left = new.slot.ready_at + new.spec.settle_after - time.monotonic()
                 if left <= 0:
                     return ""
             await new.moves(left)

@@ -55,13 +55,14 @@ def child_command(spec: ChildSpec) -> list[str]:
     return [sys.executable, "-P", "-m", "taskqd", *spec.arguments]
 
 
+def is_kept_from_children(name: str) -> bool:
+    """True for a variable that is the supervisor's alone, or that it sets for each process."""
+    return name in _NOT_FOR_CHILDREN or name.startswith(_NOT_FOR_CHILDREN_EITHER)
+
+
 def base_environment(environ: Mapping[str, str], app_dir: str | None) -> dict[str, str]:
     """Return what every process that the supervisor makes gets of its own environment."""
-    kept = {
-        name: value
-        for name, value in environ.items()
-        if name not in _NOT_FOR_CHILDREN and not name.startswith(_NOT_FOR_CHILDREN_EITHER)
-    }
+    kept = {name: value for name, value in environ.items() if not is_kept_from_children(name)}
     if app_dir:
         kept["PYTHONPATH"] = os.pathsep.join(filter(None, [app_dir, kept.get("PYTHONPATH")]))
     kept["TASKQD_SUPERVISOR_PID"] = str(os.getpid())
@@ -84,6 +85,7 @@ def child_environment(
         "TASKQD_NAME": spec.name,
         "TASKQD_INDEX": str(index),
         "TASKQD_SETTINGS": json.dumps({**named, **spec.settings}),
+        **({"TASKQD_ENV_SETTINGS": " ".join(spec.env_settings)} if spec.env_settings else {}),
         "TASKQD_HEALTH_SOCKET": health_socket,
     }
 

@@ -9,7 +9,21 @@ from typing import Any
 
 from taskqd.actors.actor import ActorRef
 
-Actors = Mapping[str, ActorRef[Any, Any]]
+
+@dataclass(frozen=True, slots=True)
+class ActorFacts:
+    """What matters here of one actor. ``start_to_close`` is in seconds; None: it has none of its own."""
+
+    queue: str
+    start_to_close: float | None
+
+    @classmethod
+    def of(cls, ref: ActorRef[Any, Any]) -> ActorFacts:
+        """Return those of an actor that is imported."""
+        return cls(ref.queue, None if ref.start_to_close is None else ref.start_to_close.total_seconds())
+
+
+Actors = Mapping[str, ActorFacts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +59,7 @@ def find_interrupted(crews: Iterable[Crew]) -> list[dict[str, Any]]:
         for name, ref in sorted(crew.actors.items()):
             if ref.queue not in crew.queues:
                 continue
-            limit = crew.default_start_to_close if ref.start_to_close is None else ref.start_to_close.total_seconds()
+            limit = crew.default_start_to_close if ref.start_to_close is None else ref.start_to_close
             if limit is None or limit > crew.drain:
                 found.append(Interrupted(name, crew.name, limit, crew.drain))
     return [asdict(each) for each in sorted(found, key=lambda each: each.start_to_close is None)]

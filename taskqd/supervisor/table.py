@@ -45,6 +45,8 @@ class Table:
         self.known: list[str] = []
         """The keys that were asked for, which are those that exist."""
         self.faulty: set[str] = set()
+        self.written = frozenset(content)
+        """The keys that the file has."""
         self._content = dict(content)
         self._path = path
         self._problems = problems
@@ -94,6 +96,17 @@ class Table:
         self.problem(key, f"{value!r} must be a whole number from {low} to {high}")
         return default
 
+    def count_or_auto(self, key: str, default: int, low: int, high: int) -> int | None:
+        """Take a whole number from ``low`` to ``high``; None when it is ``"auto"``."""
+        value = self._take(key)
+        if value is None or value == "auto":
+            return default if value is None else None
+        if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+            return value
+        hint = nearest(str(value), ["auto"])
+        self.problem(key, f'{value!r} must be a whole number from {low} to {high}, or "auto"{hint}')
+        return default
+
     def seconds(self, key: str, default: _Default, low: float, high: float) -> float | _Default:
         """Take a duration from ``low`` to ``high`` seconds: a number, or text such as ``"5m"``."""
         value = self._take(key)
@@ -124,7 +137,8 @@ class Table:
         """Take a sub-table; an empty one when there is none."""
         value = self._take(key)
         if value is not None and not isinstance(value, Mapping):
-            self.problem(key, f"must be a table: write [{key}]")
+            header = ".".join(part for part in (*self._place, key) if isinstance(part, str))
+            self.problem(key, f"must be a table: write [{header}]")
             value = None
         return Table(value or {}, f"{self._path}.{key}" if self._path else key, self._problems, (*self._place, key))
 

@@ -139,8 +139,8 @@ class Watch:
             return
         if not stalled_together([child.slot.since for child in silent], watched):
             return
-        more = self._plan().timing.hang_kill_after
         names = [child.name for child in silent]
+        more = max(child.slot.timing.hang_kill_after for child in silent)
         self._journal.tell("correlated-stall", "error", children=names, of=watched, kill_in=more)
         for child in silent:
             note = self._note(child)

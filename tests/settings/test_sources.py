@@ -37,6 +37,35 @@ def test_the_more_specific_source_wins(tmp_path: Path, resolve: Resolve) -> None
         assert (resolved.settings.max_concurrency, resolved.sources["max_concurrency"]) == (value, source)
 
 
+def test_what_a_worker_has_in_its_environment_for_itself_stands_between_its_keys_and_the_defaults(
+    tmp_path: Path, resolve: Resolve
+) -> None:
+    _write(tmp_path, base="DOTENV_OVERRIDE=true\nTASKQ_MAX_CONCURRENCY=2\nTASKQ_QUEUES=dotenv")
+    environ = {"TASKQ_MAX_CONCURRENCY": "5", "TASKQ_SWEEP_INTERVAL": "6", "TASKQ_QUEUES": "shared"}
+    environ |= {"DOTENV_OVERRIDE": "true"}
+    own = {"TASKQ_MAX_CONCURRENCY": "[workers.env]", "TASKQ_SWEEP_INTERVAL": "env_file"}
+    defaults = {"max_concurrency": 3, "sweep_interval": 4}
+    found = resolve(environ=environ, own_variables=own, default_keys=defaults)
+    assert (found.settings.max_concurrency, found.sources["max_concurrency"]) == (5, "[workers.env]")
+    assert (found.settings.sweep_interval, found.sources["sweep_interval"]) == (6, "env_file")
+    assert (found.settings.queues, found.sources["queues"]) == (("dotenv",), ".env")
+    found = resolve(environ=environ, own_variables=own, default_keys=defaults, worker_keys={"max_concurrency": 7})
+    assert (found.settings.max_concurrency, found.sources["max_concurrency"]) == (7, "[[workers]]")
+    child = {**environ, "TASKQD_SETTINGS": '{"queues": ["file"]}', "TASKQD_ENV_SETTINGS": " ".join(own)}
+    found = resolve(environ=child)
+    assert (found.settings.max_concurrency, found.settings.queues) == (5, ("file",)), "as a child of a supervisor"
+
+
+def test_a_wrong_variable_of_a_worker_is_named_by_its_source(resolve: Resolve) -> None:
+    environ = {"TASKQ_MAX_CONCURENCY": "5", "TASKQ_SWEEP_INTERVAL": "soon"}
+    own = {"TASKQ_MAX_CONCURENCY": "[workers.env]", "TASKQ_SWEEP_INTERVAL": "env_file"}
+    with pytest.raises(SettingsError) as raised:
+        resolve(environ=environ, own_variables=own)
+    first, second = raised.value.problems
+    assert first == ("[workers.env] TASKQ_MAX_CONCURENCY: unknown setting (did you mean 'TASKQ_MAX_CONCURRENCY'?)")
+    assert second.startswith("env_file TASKQ_SWEEP_INTERVAL = 'soon': must be a duration")
+
+
 def test_every_setting_has_a_source(resolve: Resolve) -> None:
     assert resolve().sources == dict.fromkeys(SETTING_NAMES, "default")
 

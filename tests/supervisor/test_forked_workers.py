@@ -144,6 +144,58 @@ async def test_the_environment_of_a_forked_worker_is_that_of_an_execed_one(
     assert command.wait() == 0, command.stderr
 
 
+async def test_each_environment_has_a_zygote_that_imports_the_actors_in_it(
+    running: Callable[..., Command], short_dir: Path, dsn: str, schema: str
+) -> None:
+    (short_dir / "b.env").write_text("SECRET=hunter2\n")
+    actors = ACTORS.replace(
+        '"pid": os.getpid()}', '"pid": os.getpid(), "REGION": os.environ["REGION"], "SECRET": os.environ.get("SECRET")}'
+    )
+    own = '\nenv_file = "b.env"\n[workers.env]\nREGION = "there"\nTASKQ_MAX_CONCURRENCY = "3"'
+    file = FILE.replace("[scheduler]", 'preload = "require"\n[scheduler]').replace('\npreload = "auto"', own)
+    assert own in file
+    file = file.replace('queues = ["default"]', 'queues = ["default"]\n[workers.env]\nREGION = "here"')
+    command = running(actors=actors, file=file)
+    zygotes = {tuple(event["workers"]): event["pid"] for event in events(command, "preload-ready")}
+    assert set(zygotes) == {("a",), ("b",)}
+    a, b = await look_into_both(dsn, schema, short_dir)
+    common = {"OMP_NUM_THREADS": "1"}
+    assert a["at_import"] == {**common, "pid": zygotes["a",], "REGION": "here", "SECRET": None}
+    assert b["at_import"] == {**common, "pid": zygotes["b",], "REGION": "there", "SECRET": "hunter2"}
+    assert (a["environment"]["REGION"], b["environment"]["REGION"]) == ("here", "there")
+    assert b["environment"]["TASKQ_MAX_CONCURRENCY"] == "3"
+    assert "SECRET" not in a["environment"]
+    with open(f"/proc/{zygotes['b',]}/cmdline") as line:
+        assert "hunter2" not in line.read()
+    assert "hunter2" not in command.stderr
+    command.process.terminate()
+    assert command.wait() == 0, command.stderr
+
+
+def test_actors_that_import_only_in_the_environment_of_their_workers(running: Callable[..., Command]) -> None:
+    actors = ACTORS + 'os.environ["NEEDED"]\n'
+    command = running("check", actors=actors, wait=False)
+    assert command.wait() == 78
+    assert "'group_actors:registry' does not import: KeyError: 'NEEDED'" in command.stderr
+    needed = '[workers.env]\nNEEDED = "yes"\n'
+    file = FILE.replace('[[workers]]\nname = "b"', f'{needed}[[workers]]\nname = "b"') + needed
+    command = running("check", actors=actors, file=file, wait=False)
+    assert command.wait() == 0, command.stderr
+    assert "forked from one process that has imported the actors: a, b" in command.stdout
+    command = running("check", actors=actors, file=file.removesuffix(needed), wait=False)
+    assert command.wait() == 78
+    assert command.stderr.count("Traceback") == 1
+    file = file.removesuffix('NEEDED = "yes"\n') + 'NEEDED = ""\n'
+    broken = actors + "assert os.environ['NEEDED']\n"
+    command = running("check", actors=broken, file=file, wait=False)
+    assert command.wait() == 78
+    assert "does not import: AssertionError: " in command.stderr
+    assert "(in the environment of b)" in command.stderr
+    command = running("check", actors=actors + "os.environ['NEEDED'] or os._exit(5)\n", file=file, wait=False)
+    assert command.wait() == 78
+    assert "got no answer while importing group_actors:registry: exit code 5" in command.stderr
+
+
 THREADED = ACTORS.replace(
     "registry =",
     "threading.Thread(target=lambda: threading.Event().wait(), name='exporter', daemon=True).start()\n\nregistry =",

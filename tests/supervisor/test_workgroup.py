@@ -97,7 +97,7 @@ def test_all_problems_come_in_one_pass_each_with_file_key_and_what_is_allowed() 
         "group.toml:budget.enforce: 'wrn' must be \"enforce\" or \"warn\" (did you mean 'warn'?)",
         "group.toml:defaults.max_concurency: unknown key (did you mean 'max_concurrency'?)",
         "group.toml:workers.io.actors: missing, and there is no top-level actors: write 'module:attribute'",
-        "group.toml:workers.io.replicas: 0 must be a whole number from 1 to 1024",
+        'group.toml:workers.io.replicas: 0 must be a whole number from 1 to 1024, or "auto"',
         "group.toml:workers.io.actors: 'app' must be written 'module:attribute'",
         "group.toml:workers.io.name: 'io' is taken by workers[0]; names must differ",
         "group.toml:quues: unknown key (did you mean 'queues'?)",

@@ -33,6 +33,7 @@ BABBLE = {
 }
 """What one that babbles says on its link once it is ready, by the word after ``says-``."""
 
+ORPHANS = 1_000
 LINES = 20_000
 LONG_LINE = 10 * 2**20
 """Lines, and bytes of one more, that a talkative one prints."""
@@ -145,9 +146,11 @@ class StandIn:
         for mode in self.modes:
             if mode.startswith("says-"):
                 blurt(BABBLE[mode.removeprefix("says-")])
-        if self.has("talkative") and (os.path.exists("lived-once") or not self.has("second-life")):
-            talk()
-        open("lived-once", "w").close()
+        if not self.has("second-life") or count_lives() == 2:
+            if self.has("talkative"):
+                talk()
+            if self.has("orphanage"):
+                make_orphans()
         if self.has("odd-answers"):
             blurt(b'{"op": "released"}\n{"op": "reloaded", "id": []}\n{"op": "future"}\n{"op": "beat"}\n')
         if self.has("crash-ready"):
@@ -185,6 +188,19 @@ def talk() -> None:
     with open("talked.new", "w") as file:
         json.dump({"slowest_s": slowest, "lines": LINES, "long_line": LONG_LINE}, file)
     os.rename("talked.new", "talked")
+
+
+def count_lives() -> int:
+    """Return how many lives this one has had, the present one included."""
+    with open("lives", "a+") as file:
+        file.write(".")
+        return file.tell()
+
+
+def make_orphans() -> None:
+    """Start many processes whose parents end before them."""
+    script = f"i=0; while [ $i -lt {ORPHANS} ]; do (true &); i=$((i + 1)); done"
+    subprocess.run(["sh", "-c", script], check=True)
 
 
 def blurt(data: bytes) -> None:

@@ -140,18 +140,17 @@ create table {schema}.workers (
     metadata           jsonb not null default '{}'
 ) with (fillfactor = 50);
 
--- The declared connection maximum of each workgroup, for the budget of its neighbours.
+-- What each workgroup has declared that it may hold, for the budget of its neighbours: connections that reach the server,
+-- opened as the role db_role. Renewed by its processes; a row that has expired counts no more.
 create table {schema}.groups (
-    name            text not null,
-    host            text not null,
-    instance        uuid not null,
-    direct          integer not null,
-    pooled          integer not null,
-    total           integer not null,
-    declared_at     timestamptz not null default clock_timestamp(),
-    expires_at      timestamptz not null,
+    name        text not null,
+    host        text not null,
+    db_role     text not null,
+    connections integer not null check (connections >= 0),
+    declared_at timestamptz not null default clock_timestamp(),
+    expires_at  timestamptz not null,
     primary key (name, host)
-);
+) with (fillfactor = 50);
 
 -- Counters of strict limits: held = count of running jobs that hold the gate.
 create table {schema}.gates (

@@ -19,7 +19,7 @@ import uvloop
 from taskqd.domain.background import BackgroundLoop, finished_before
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.domain.ids import new_uuid
-from taskqd.health.control import ControlLink, Drain
+from taskqd.health.control import GROUP_ENDS, ControlLink, Drain
 from taskqd.health.server import HealthServer, Report
 from taskqd.observe import logs
 from taskqd.observe.place import tell_place
@@ -28,9 +28,11 @@ from taskqd.settings import Settings
 from taskqd.storage.boot import boot_pool
 from taskqd.storage.connect import create_pool
 from taskqd.storage.credentials import login_of
+from taskqd.storage.groups import GroupRow
 from taskqd.storage.release import release_workers
 from taskqd.storage.rotation import Rotation, told
 from taskqd.storage.statements import load
+from taskqd.storage.turn import Turn
 
 POOL_SIZE = 2
 STATEMENT_TIMEOUT = 10.0
@@ -72,6 +74,8 @@ class Scheduler:
         self._credentials: Rotation | None = None
         self._health: HealthServer | None = None
         self._beaten_at: float | None = None
+        self._group_row: GroupRow | None = None
+        self._group_ends = False
 
     async def run(self) -> int:
         """Maintain the schema until asked to stop."""
@@ -109,6 +113,9 @@ class Scheduler:
             loops.start()
             assert self._credentials is not None  # noqa: S101 - opened with the pool
             self._credentials.start()
+            if self._link is not None:
+                self._group_row = GroupRow(self._pool, self._schema, self._group, self._loop_failed)
+                self._group_row.loop.start()
             beat.start()
             if not self._stopping.is_set():
                 self._phase = "running"
@@ -167,6 +174,7 @@ class Scheduler:
             interval=settings.pg_credential_refresh_interval,
             on_renewed=lambda results: told(_log, results),
             on_failure=self._loop_failed,
+            turn=Turn.from_environ(),
         )
         self._core = Maintenance(self._pool, self._schema, statement_timeout=STATEMENT_TIMEOUT)
 
@@ -174,6 +182,8 @@ class Scheduler:
         try:
             async with asyncio.timeout(2.0):
                 await self._pool.execute(self._sql.stop_scheduler, self.id)
+                if self._group_row is not None and self._group_ends:
+                    await self._group_row.withdraw()
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             _log.warning("stop-not-recorded", error=type(error).__name__)
 
@@ -182,6 +192,8 @@ class Scheduler:
             await self._health.stop()
         if self._credentials is not None:
             await self._credentials.stop(0.5)
+        if self._group_row is not None:
+            await self._group_row.loop.stop(0.1)
         if self._pool is not None:
             try:
                 async with asyncio.timeout(2.0):
@@ -204,7 +216,8 @@ class Scheduler:
             os._exit(ExitCode.KILLED)
         self._stopping.set()
 
-    def _on_drain(self, _drain: Drain) -> None:
+    def _on_drain(self, drain: Drain) -> None:
+        self._group_ends = drain.reason == GROUP_ENDS
         self._stopping.set()
 
     async def _on_release(self, workers: list[UUID]) -> int:

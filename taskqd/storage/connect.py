@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 import random
 import time
@@ -61,7 +62,8 @@ _KEEPALIVE = {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "5", "tcp_
 _ISOLATION = {"default_transaction_isolation": "read committed"}
 """What our statements are written for: they look again at a row once they have locked it."""
 _PINS = ("enable_sort", "enable_bitmapscan", "enable_seqscan", "enable_hashjoin", "enable_mergejoin")
-_NAME_BYTES = 63
+_PLACE_BYTES = 53
+"""Of the 63 that Postgres keeps of a name; ten are for a slash and the longest role."""
 _STATEMENT_CACHE_SIZE = 512
 _STATEMENT_LIFETIME = 3600
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
@@ -69,8 +71,15 @@ _SHORTEST_ATTEMPT = 1.0
 
 
 def application_name(schema: str, group: str, role: str) -> str:
-    """Return ``taskqd/<schema>/<group>/<role>``, cut to the 63 bytes that Postgres keeps."""
-    return f"taskqd/{schema}/{group}/{role}".encode()[:_NAME_BYTES].decode(errors="ignore")
+    """Return ``taskqd/<schema>/<group>/<role>``; what would not fit the 63 bytes that Postgres keeps is cut.
+
+    The role is always whole, and two long names stay two: a hash stands for what was cut off of schema and group.
+    """
+    place = f"taskqd/{schema}/{group}"
+    if len(place.encode()) > _PLACE_BYTES:
+        digest = hashlib.blake2b(place.encode(), digest_size=4).hexdigest()
+        place = f"{place.encode()[: _PLACE_BYTES - 9].decode(errors='ignore')}~{digest}"
+    return f"{place}/{role}"
 
 
 async def connect(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from taskqd.domain.background import BackgroundLoop, FailureHook
 from taskqd.storage.credentials import EXPIRY_MARGIN, Credential, CredentialError, Login
+from taskqd.storage.turn import Turn
 
 _SHORTEST_LOOK = 1.0
 _LONGEST_REASON = 500
@@ -23,7 +25,8 @@ class Rotation:
     """Renews every resource when asked, and by itself when the credential has changed.
 
     It looks each ``interval`` seconds (0: never), and half way to where a credential that expires is used no more.
-    ``in_use`` is what the resources were opened with. ``on_renewed(results)`` is told what came of each time.
+    ``in_use`` is what the resources were opened with. ``on_renewed(results)`` is told what came of each time. With a
+    ``turn`` the processes of a group renew one after the other: while one does it holds every session twice.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class Rotation:
         interval: float,
         on_renewed: Callable[[list[Result]], None],
         on_failure: FailureHook,
+        turn: Turn | None = None,
     ) -> None:
         self._login = login
         self._in_use = in_use
@@ -42,6 +46,7 @@ class Rotation:
         self._interval = interval
         self._on_renewed = on_renewed
         self._renewing = asyncio.Lock()
+        self._turn = turn
         self._looked = False
         self._renewed_at = time.monotonic()
         self._stale: str | None = None
@@ -62,8 +67,11 @@ class Rotation:
         return {"credential_age_s": age, "credentials_stale": self._stale}
 
     async def renew(self) -> list[Result]:
-        """Renew every resource at once and return how that went for each. Raises ``CredentialError``."""
-        async with self._renewing:
+        """Renew every resource at once and return how that went for each.
+
+        Raises ``CredentialError``, and ``ConnectionError`` where its turn does not come.
+        """
+        async with self._renewing, nullcontext() if self._turn is None else self._turn.taken():
             fresh = await self._read()
             results = await asyncio.gather(*(_renew(name, renew) for name, renew in self._resources.items()))
             failed = [f"{result['resource']}: {result['error']}" for result in results if not result["ok"]]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taskqd.domain.budget import CLIENT_POOL_SIZE, LEADER_EXTRA
 from taskqd.supervisor.fleet import PREFLIGHT_CONNECTIONS, SCHEDULER_CONNECTIONS, SCHEDULER_IDLE, Crew, Fleet
 from taskqd.supervisor.room import Fit, Limits, Verdict
+
+if TYPE_CHECKING:
+    from taskqd.storage.pooler import PoolerLimits
 
 
 def explain_misfit(fleet: Fleet, limits: Limits, verdict: Verdict) -> str:
@@ -31,6 +34,16 @@ def explain_misfit(fleet: Fleet, limits: Limits, verdict: Verdict) -> str:
     return f"{text}; what would fit: {'; or '.join(remedies)}"
 
 
+def explain_peak(fleet: Fleet, limits: Limits, verdict: Verdict) -> str:
+    """Return the warning of a group that fits while nothing changes."""
+    room = limits.room(fleet.outside)
+    return (
+        f"the workgroup fits, but its peak of {fleet.own + fleet.rotation + fleet.surge} connections does not: "
+        f"{room} are free, {verdict.peak_over} too few. A replaced process may have to end before its successor "
+        "starts, and a new credential may find no connection free"
+    )
+
+
 def describe_fleet(fleet: Fleet, limits: Limits | None, verdict: Verdict) -> dict[str, Any]:
     """Return the whole budget as JSON values, for ``taskqd budget --json`` and the group's status."""
     total = fleet.total
@@ -53,6 +66,7 @@ def describe_fleet(fleet: Fleet, limits: Limits | None, verdict: Verdict) -> dic
         "required": fleet.required,
         "idle": fleet.idle,
         "rotation": fleet.rotation,
+        "unasked": fleet.unasked,
         "surge": fleet.surge,
         "peak": fleet.peak,
         **describe_limits(limits, fleet.outside),
@@ -79,6 +93,16 @@ def describe_limits(limits: Limits | None, outside: int) -> dict[str, Any]:
         "available": limits.available,
         "taken": limits.taken(outside),
     }
+
+
+def describe_pooler(fleet: Fleet, said: PoolerLimits | str | None) -> dict[str, Any]:
+    """Return what is known of the pooler as JSON values. ``pooler_peak``: the clients that it must take."""
+    if not fleet.pooler:
+        return {"pooler_limits": None}
+    if said is None or isinstance(said, str):
+        return {"pooler_limits": None, "pooler_peak": fleet.pooled_peak, "pooler_unknown": said or "it was not asked"}
+    limits = {"max_client_conn": said.max_client_conn, "pool_size": said.pool_size}
+    return {"pooler_limits": limits, "pooler_peak": fleet.pooled_peak}
 
 
 def _row(crew: Crew, supervisors: int) -> dict[str, Any]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from taskqd.domain.errors import TaskQError
 from taskqd.domain.exit_codes import ExitCode
@@ -70,8 +72,11 @@ async def ask_preflight(
     environ: Mapping[str, str],
     on_warning: Callable[[str], None],
     on_step: Callable[[float], None],
+    settings: Mapping[str, Any] | None = None,
 ) -> Message:
     """Run the preflight child with ``arguments`` and return its answer.
+
+    With ``settings`` it resolves its own as a child of the group does that is given these.
 
     Raises ``PreflightError`` with the child's message and exit code, or with 70 when it took longer than it
     had announced or ended without an answer. The child is gone when this returns.
@@ -79,7 +84,10 @@ async def ask_preflight(
     asking = _Asking(on_warning, on_step)
     loop = asyncio.get_running_loop()
     try:
-        new = spawn(preflight_command(arguments), base_environment(environ, None))
+        environment = base_environment(environ, None)
+        if settings is not None:
+            environment["TASKQD_SETTINGS"] = json.dumps(settings)
+        new = spawn(preflight_command(arguments), environment)
     except OSError as error:
         text = f"the system refuses to start the check before the start: {error.strerror or error}"
         raise PreflightError(text, ExitCode.TRY_AGAIN) from None
@@ -185,7 +193,7 @@ class _Asking:
                 self._on_step(float(message["within"]))
             case "warning":
                 self._on_warning(str(message["text"]))
-            case "plan" | "released" | "error":
+            case "plan" | "released" | "declared" | "error":
                 self._answer = message
                 self.done.set()
             case _:

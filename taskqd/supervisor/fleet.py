@@ -10,6 +10,7 @@ from taskqd.domain.budget import (
     ConnectionBudget,
     Sessions,
     compute_connection_budget,
+    worker_pool_size,
     worker_sessions,
 )
 
@@ -82,6 +83,8 @@ class Fleet:
     pooler_sessions: int = 0
     """What that pooler may open at the server for them, where it has said so."""
     supervisors: int = 1
+    renews_itself: bool = False
+    """Some process looks for a new credential by itself, so that a rotation may begin at any time."""
 
     @property
     def direct(self) -> int:
@@ -125,9 +128,20 @@ class Fleet:
         return self.supervisors * max(costs, default=SCHEDULER_IDLE if self.scheduler else 0)
 
     @property
+    def unasked(self) -> int:
+        """What the group may need beyond its own without being told to change."""
+        return self.rotation if self.renews_itself else 0
+
+    @property
     def surge(self) -> int:
         """What a roll adds: the successor of the largest worker, one at a time."""
         return self.supervisors * max((crew.each(pooler=self.pooler) for crew in self.crews), default=0)
+
+    @property
+    def pooled_peak(self) -> int:
+        """Pooled connections at most: those of one worker twice, and those of a successor."""
+        largest = max((worker_pool_size(crew.max_concurrency) for crew in self.crews), default=0)
+        return self.pooled + 2 * self.supervisors * largest
 
     @property
     def peak(self) -> int:

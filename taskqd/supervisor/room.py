@@ -53,6 +53,10 @@ class Limits:
         """Connections that ordinary roles may hold."""
         return max(self.max_connections - self.superuser_reserved - self.reserved, 0)
 
+    def room(self, outside: int) -> int:
+        """Return what is left for the group, when ``outside`` is declared beside it. Below 0 when there is none."""
+        return self.available - self.taken(outside)
+
     def taken(self, outside: int) -> int:
         """Return what others have, when ``outside`` is declared. Their sessions may be the declared ones: the larger
         counts."""
@@ -74,7 +78,7 @@ def judge_fleet(fleet: Fleet, limits: Limits | None) -> Verdict:
     """Say whether ``fleet`` fits."""
     if limits is None:
         return Verdict(Fit.UNKNOWN)
-    room = limits.available - limits.taken(fleet.outside)
+    room = limits.room(fleet.outside)
     peak_over = max(fleet.own + fleet.rotation + fleet.surge - room, 0)
     over = fleet.required - limits.available
     if over > 0:
@@ -90,7 +94,13 @@ def tightest(fleet: Fleet, limits: Sequence[Limits]) -> Limits | None:
 
     def severity(each: Limits) -> tuple[bool, bool, int]:
         found = judge_fleet(fleet, each)
-        room = each.available - each.taken(fleet.outside)
-        return found.fit is Fit.NEVER, found.fit is Fit.CROWDED, found.over or -room
+        return found.fit is Fit.NEVER, found.fit is Fit.CROWDED, found.over or -each.room(fleet.outside)
 
     return max(limits, key=severity, default=None)
+
+
+def grant(limits: Limits | None, outside: int, wanted: int, extra: int) -> int:
+    """Return what a group declares that holds ``wanted`` whatever there is, and up to ``extra`` where there is room."""
+    if limits is None:
+        return wanted + extra
+    return wanted + max(min(extra, limits.room(outside) - wanted), 0)

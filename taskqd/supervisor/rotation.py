@@ -10,8 +10,9 @@ from taskqd.supervisor.child import Child
 from taskqd.supervisor.journal import Journal
 from taskqd.supervisor.slot import State
 
-ANSWER_TIMEOUT = 45.0
-"""Seconds that one process may take: 30 to read the credential and open, 5 to drain, and some to spare."""
+ANSWER_TIMEOUT = 90.0
+"""Seconds that one process may take: 40 until it is its turn, 30 to read the credential and open, 5 to drain, and some
+to spare."""
 
 _TAKES_PART = frozenset({State.READY, State.STALLED})
 """One that boots reads the credential by itself; one that stops needs none."""

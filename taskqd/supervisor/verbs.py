@@ -50,7 +50,7 @@ class Verbs:
         """Change this group from now on."""
         self._monitor, self._reloader = monitor, Reloader(monitor, self._around)
         board.change = lambda: self._line.current
-        monitor.on_stop = lambda _reason: self._line.close("the group is stopping")
+        monitor.on_stop = self._stop
         monitor.watch.in_change = lambda: bool(self._line.current)
         monitor.watch.succeed = self._succeed
         if self._hung_up_early:
@@ -94,10 +94,18 @@ class Verbs:
             return False
         return True
 
+    def _stop(self, _reason: str) -> None:
+        if self._reloader is not None:
+            self._reloader.declaration.close()
+        self._line.close("the group is stopping")
+
     async def close(self, timeout: float) -> None:
         """Wait for what was broken off by the stop of the group."""
         self._line.close("the group has stopped")
         await self._line.wait_closed(timeout)
+        if self._reloader is not None:
+            self._reloader.declaration.close()
+            await self._reloader.declaration.wait_closed(timeout)
 
     async def _answer(
         self, make: Callable[[dict[str, Any]], Change], arguments: dict[str, Any]

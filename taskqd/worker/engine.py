@@ -23,11 +23,13 @@ from taskqd.settings import Settings
 from taskqd.storage.boot import boot_pool
 from taskqd.storage.connect import create_pool
 from taskqd.storage.credentials import Credential, login_of
+from taskqd.storage.groups import GroupRow
 from taskqd.storage.listener import WakeListener
 from taskqd.storage.release import release_workers
 from taskqd.storage.rotation import Rotation, told
 from taskqd.storage.statements import load
 from taskqd.storage.swap import SwapPool
+from taskqd.storage.turn import Turn
 from taskqd.worker.attempt import Attempt, Leases
 from taskqd.worker.completer import Completer
 from taskqd.worker.consumer import Consumers
@@ -154,7 +156,10 @@ class Engine:
             interval=settings.pg_credential_refresh_interval,
             on_renewed=lambda results: told(_log, results),
             on_failure=loop_failed,
+            turn=Turn.from_environ(),
         )
+        self.group_row = GroupRow(dispatch_pool, schema, group, loop_failed)
+        """That of the group that this worker is part of, if any."""
 
     @classmethod
     async def open(
@@ -336,20 +341,27 @@ class Engine:
                 attempt.disowned = True
                 self.completer.submit(Released(attempt, time.monotonic() - attempt.started_at, SHUTDOWN))
 
-    async def close(self) -> None:
-        """Close every part at once, each within its bound; what does not close in time goes with the process."""
+    async def close(self, *, with_group: bool = False) -> None:
+        """Close every part at once, each within its bound; what does not close in time goes with the process.
+
+        ``with_group``: the whole group ends.
+        """
         self.heartbeat.stop()
         closes: list[Awaitable[Any]] = [
             self.producer.loop.stop(0.1),
             self._wake.close(),
             self.credentials.stop(0.5),
+            self.group_row.loop.stop(0.1),
             self.completer.loop.stop(TAIL - 1),
             self.heartbeat.wait_stopped(TAIL - 1),
         ]
         if self.listener is not None:
             closes.append(self.listener.stop(TAIL - 1))
         await all_within(TAIL - 1, *closes)
-        await all_within(0.5, self._dispatch_pool.execute(self._sql.unregister_worker, self._worker_id))
+        farewells: list[Awaitable[Any]] = [self._dispatch_pool.execute(self._sql.unregister_worker, self._worker_id)]
+        if with_group:
+            farewells.append(self.group_row.withdraw())
+        await all_within(0.5, *farewells)
         await all_within(0.5, self._dispatch_pool.close(), self._worker_pool.close())
         self._dispatch_pool.terminate()
         self._worker_pool.terminate()

@@ -16,7 +16,7 @@ from taskqd.domain.background import finished_before
 from taskqd.domain.budget import LEADER_EXTRA, compute_connection_budget
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.domain.ids import new_uuid
-from taskqd.health.control import ControlLink, Drain
+from taskqd.health.control import GROUP_ENDS, ControlLink, Drain
 from taskqd.health.server import HealthServer
 from taskqd.observe import logs
 from taskqd.observe.place import tell_place
@@ -77,6 +77,7 @@ class Worker:
         self._plan: ShutdownPlan | None = None
         self._plan_changed = asyncio.Event()
         self._recycled = False
+        self._group_ends = False
         self._signals = 0
         self._quiet = False
         self._link = ControlLink.from_environ()
@@ -140,6 +141,8 @@ class Worker:
         )
         self._engine.set_quiet(self._quiet)
         self._engine.start()
+        if self._link is not None:
+            self._engine.group_row.loop.start()
 
     def _database_away(self, why: str, pause: float) -> None:
         _log.warning("database-unavailable", why=why, retry_in=round(pause, 2))
@@ -233,9 +236,10 @@ class Worker:
 
     def _on_drain(self, drain: Drain) -> None:
         plan = self._begin_stop()
+        self._recycled = drain.recycle
+        self._group_ends = drain.reason == GROUP_ENDS
         plan.tighten(drain.cancel_ns / 1e9, drain.force_ns / 1e9, drain.deadline_ns / 1e9)
         self._watchdog.set_deadline(plan.deadline)
-        self._recycled = drain.recycle
         self._plan_changed.set()
 
     def _begin_stop(self) -> ShutdownPlan:
@@ -279,7 +283,7 @@ class Worker:
     async def _close(self) -> None:
         self._phase = "closing"
         if self._engine is not None:
-            await self._engine.close()
+            await self._engine.close(with_group=self._group_ends)
         await all_within(1.0, self._health.stop())
         self._watchdog.stop()
         if self._link is not None:

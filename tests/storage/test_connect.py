@@ -163,9 +163,12 @@ async def test_a_bad_parameter_of_an_address_is_refused_at_once(parameter: str, 
 
 def test_an_application_name_fits_the_63_bytes_of_postgres() -> None:
     assert storage.application_name("taskq", "io", "heartbeat") == "taskqd/taskq/io/heartbeat"
-    name = storage.application_name("s" * 50, "grüße", "worker")
-    assert len(name.encode()) <= 63
-    assert name.startswith("taskqd/" + "s" * 50)
+    names = {storage.application_name("s" * 50, group, "scheduler") for group in ("grüße", "gruß", "")}
+    assert len(names) == 3
+    for name in names:
+        assert len(name.encode()) <= 63
+        assert name.startswith("taskqd/" + "s" * 36)
+        assert name.endswith("/scheduler")
 
 
 async def test_a_connection_is_named_kept_alive_and_without_jit(dsn: str) -> None:

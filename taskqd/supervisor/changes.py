@@ -166,6 +166,8 @@ class Costs:
         self.total = {name: cost * self.replicas.get(name, 0) for name, cost in self.unit.items()}
         """Of all processes of a name."""
         self.fixed = int(budget.get("leader", 0)) + int(budget.get("preflight", 0))
+        if pooler:
+            self.fixed += min(int(budget.get("pooler_sessions", 0)), int(budget.get("pooled", 0)))
         self.own = self.fixed + sum(self.total.values())
         self.allowed = _allowed(budget)
         """What the group may hold, or None where the server's limits are not known or not enforced."""
@@ -183,7 +185,7 @@ def rescale(plan: Plan, name: str, replicas: int) -> Plan:
     new = replace(plan, children=children, budget={**plan.budget, "workers": rows, "auto_replicas": decided})
     costs = Costs(new)
     more = (replicas - before) * costs.unit.get(name, 0)
-    for key in ("required", "total"):
+    for key in ("required", "total", "peak"):
         if key in new.budget:
             new.budget[key] += more
     if more > 0 and costs.allowed is not None and costs.own > costs.allowed:
@@ -206,8 +208,7 @@ def _scaled_row(row: dict[str, Any], replicas: int) -> dict[str, Any]:
 def _allowed(budget: dict[str, Any]) -> int | None:
     if budget.get("limits") is None or budget.get("enforce") == "warn":
         return None
-    outside = int(budget.get("web_connections", 0)) + int(budget.get("app_connections", 0))
-    return int(budget["available"]) - max(outside, int(budget["limits"]["others"]))
+    return int(budget["available"]) - int(budget["taken"])
 
 
 def _by_name(plan: Plan) -> dict[str, ChildSpec]:

@@ -1,8 +1,8 @@
 """The short-lived child that does what the supervisor must not: settings, actors, database, budget.
 
-``python -P -m taskqd.supervisor.preflight FILE --for run|check|budget|release``. Messages go over the control link:
-``step`` (what happens next, and how long it may take), ``warning``, and at the end ``plan``, ``released`` or ``error``.
-Whatever the application's modules print goes to standard error.
+``python -P -m taskqd.supervisor.preflight FILE --for run|check|budget|release|declare``. Messages go over the control
+link: ``step`` (what happens next, and how long it may take), ``warning``, and at the end ``plan``, ``released``,
+``declared`` or ``error``. Whatever the application's modules print goes to standard error.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ from collections.abc import Mapping, Sequence
 from taskqd.health.child import arm
 from taskqd.health.lines import encode
 
-_DATABASE_MARGIN = 30.0
-_QUERY_TIMEOUT = 10.0
-_LOOK_TIMEOUT = 5.0
 _SHORTLY = 10.0
 
 
@@ -56,6 +53,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         if options.purpose == "release":
             link.send({"op": "released", "taken": _release(options, link)})
+        elif options.purpose == "declare":
+            link.send({"op": "declared", **_declare(options, link)})
         else:
             link.send({"op": "plan", **_answer(options, link)})
     except TaskQError as error:
@@ -72,8 +71,13 @@ def main(argv: Sequence[str]) -> int:
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="preflight")
     parser.add_argument("file")
-    parser.add_argument("--for", dest="purpose", choices=("run", "check", "budget", "release"), required=True)
+    parser.add_argument(
+        "--for", dest="purpose", choices=("run", "check", "budget", "release", "declare"), required=True
+    )
     parser.add_argument("--release", default="", metavar="ID,ID", help="the workers that are dead")
+    parser.add_argument("--held", type=int, default=0, help="with run: connections that the group holds already")
+    parser.add_argument("--declare", default="", metavar="JSON", help="with declare: what the group holds and wants")
+    parser.add_argument("--fleet", type=int, default=1, metavar="N", help="with budget: supervisors of this file")
     parser.add_argument("--offline", action="store_true")
     parser.add_argument("--max-connections", type=int)
     parser.add_argument("--time", action="store_true", help="with budget: the time of a stop too, and who exceeds it")
@@ -84,13 +88,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 def _answer(options: argparse.Namespace, link: _Link) -> dict[str, object]:
     from dataclasses import replace
 
-    from taskqd.domain.errors import BudgetExceededError, RegistryError
-    from taskqd.domain.exit_codes import ExitCode
-    from taskqd.storage.connect import describe_dsn
-    from taskqd.supervisor.budget import describe_fleet, explain_misfit
+    from taskqd.domain.errors import RegistryError
     from taskqd.supervisor.imports import IMPORT_TIMEOUT, import_all
     from taskqd.supervisor.resolve import resolve
-    from taskqd.supervisor.room import Fit, Limits, judge_fleet
 
     found = resolve(options.file)
     for warning in found.warnings:
@@ -109,30 +109,52 @@ def _answer(options: argparse.Namespace, link: _Link) -> dict[str, object]:
         workers = found.workgroup.workers
         report["forked"] = [w.name for w in workers if w.preload != "off" and w.name not in unfit]
 
-    limits = None
-    if options.max_connections is not None:
-        limits = Limits(options.max_connections)
-    elif options.purpose == "run":
-        limits = asyncio.run(_check_database(found.settings, found.plan.group, link))
-    elif options.purpose == "budget" and not options.offline:
-        limits = asyncio.run(_look_at_limits(found.settings, found.plan.group, link))
+    budget = _budget(found, options, link)
+    return {"plan": replace(found.plan, budget=budget, report=report).to_json()}
 
-    verdict = judge_fleet(found.fleet, limits)
+
+def _budget(found: Resolution, options: argparse.Namespace, link: _Link) -> dict[str, object]:
+    """Return the connection budget, compared with the server where that is asked. Raises when it refuses a run."""
+    from dataclasses import replace
+
+    from taskqd.domain.errors import BudgetExceededError
+    from taskqd.domain.exit_codes import ExitCode
+    from taskqd.storage.connect import describe_dsn
+    from taskqd.supervisor.budget import describe_fleet, describe_pooler, explain_misfit, explain_peak
+    from taskqd.supervisor.reserve import Found, look, reserve
+    from taskqd.supervisor.room import Fit, Limits, judge_fleet
+
+    settings, group, enforce = found.settings, found.plan.group, found.workgroup.budget.enforce
+    fleet = replace(found.fleet, supervisors=options.fleet)
+    if options.max_connections is not None:
+        seen = Found(fleet, Limits(options.max_connections))
+    elif options.purpose == "run":
+        seen = asyncio.run(reserve(settings, group, fleet, enforce=enforce, held=options.held, link=link))
+    elif options.purpose == "budget" and not options.offline:
+        seen = asyncio.run(look(settings, group, fleet, link))
+    else:
+        seen = Found(fleet, None)
+
+    fleet, limits = seen.fleet, seen.limits
+    verdict = judge_fleet(fleet, limits)
     if limits is not None and verdict.fit in (Fit.NEVER, Fit.CROWDED):
-        message = explain_misfit(found.fleet, limits, verdict)
-        if options.purpose == "run" and found.workgroup.budget.enforce:
+        message = explain_misfit(fleet, limits, verdict)
+        if options.purpose == "run" and enforce:
             code = ExitCode.REFUSED if verdict.fit is Fit.NEVER else ExitCode.TRY_AGAIN
             raise BudgetExceededError(f'{message} ([budget] enforce = "warn" runs anyway)', code)
         link.warn(message)
-    budget = {
-        "group": found.plan.group,
-        "schema": found.settings.schema_name,
-        "database": describe_dsn(found.settings.direct_dsn()),
-        "enforce": "enforce" if found.workgroup.budget.enforce else "warn",
+    elif limits is not None and verdict.peak_over:
+        link.warn(explain_peak(fleet, limits, verdict))
+    return {
+        "group": group,
+        "schema": settings.schema_name,
+        "database": describe_dsn(settings.direct_dsn()),
+        "pooled_database": describe_dsn(settings.pooled_dsn()),
+        "enforce": "enforce" if enforce else "warn",
         "auto_replicas": {w.name: w.replicas_from for w in found.workgroup.workers if w.replicas_from},
-        **describe_fleet(found.fleet, limits, verdict),
+        **describe_fleet(fleet, limits, verdict),
+        **describe_pooler(fleet, seen.pooler),
     }
-    return {"plan": replace(found.plan, budget=budget, report=report).to_json()}
 
 
 def _judge_forks(found: Resolution, imported: Imports) -> dict[str, str]:
@@ -181,41 +203,28 @@ def _report(found: Resolution, imported: Imports, show: bool) -> dict[str, objec
     }
 
 
-async def _check_database(settings: Settings, group: str, link: _Link) -> Limits:
-    """Wait for the database, check its schema, and return what it grants."""
-    from taskqd.domain.errors import DatabaseUnavailableError
-    from taskqd.storage.connect import connect_with_retry
-    from taskqd.storage.credentials import login_of
-    from taskqd.storage.migrate import check_schema
+def _declare(options: argparse.Namespace, link: _Link) -> dict[str, object]:
+    """Declare what a running group asks for: its own plan counts, whatever the file says by now."""
+    import json
 
-    timeout = settings.database_boot_timeout
-    link.step("connecting to the database", timeout + _DATABASE_MARGIN)
-    told: list[str] = []
+    from taskqd.settings import load_settings
+    from taskqd.supervisor.budget import describe_limits
+    from taskqd.supervisor.reserve import reserve_more
 
-    def tell(why: str, _pause: float) -> None:
-        if why not in told[-1:]:
-            told.append(why)
-            link.warn(f"waiting up to {timeout:g} s: {why}")
-
-    try:
-        conn = await connect_with_retry(
-            settings.direct_dsn(),
-            login=login_of(settings),
-            role="preflight",
-            schema=settings.schema_name,
-            group=group,
-            boot_timeout=timeout,
-            command_timeout=_QUERY_TIMEOUT,
-            on_retry=tell,
+    asked = json.loads(options.declare)
+    outside = asked["outside"]
+    limits = asyncio.run(
+        reserve_more(
+            load_settings(),
+            asked["group"],
+            asked["wanted"],
+            asked["extra"],
+            outside=outside,
+            enforce=asked["enforce"],
+            link=link,
         )
-    except DatabaseUnavailableError as error:
-        _raise_if_full(error)
-        raise
-    try:
-        await check_schema(conn, settings.schema_name)
-        return await _limits(conn, settings, group)
-    finally:
-        await conn.close(timeout=_LOOK_TIMEOUT)
+    )
+    return describe_limits(limits, outside)
 
 
 def _release(options: argparse.Namespace, link: _Link) -> int:
@@ -230,85 +239,25 @@ def _release(options: argparse.Namespace, link: _Link) -> int:
 
 
 async def _release_through(settings: Settings, group: str, workers: Sequence[UUID], link: _Link) -> int:
-    from taskqd.storage.connect import close, connect
-    from taskqd.storage.credentials import login_of
+    from taskqd.storage.connect import close
     from taskqd.storage.release import release_workers
+    from taskqd.supervisor.reserve import DATABASE_MARGIN, LOOK_TIMEOUT, connect_in_time
 
-    link.step("settling the jobs of dead workers", _LOOK_TIMEOUT + _DATABASE_MARGIN)
-    conn = await connect(
-        settings.direct_dsn(),
-        login=login_of(settings),
-        role="preflight",
-        schema=settings.schema_name,
-        group=group,
-        timeout=_LOOK_TIMEOUT,
-    )
+    link.step("settling the jobs of dead workers", LOOK_TIMEOUT + DATABASE_MARGIN)
+    conn = await connect_in_time(settings, group, "preflight")
     try:
-        return await release_workers(conn, settings.schema_name, workers, timeout=_LOOK_TIMEOUT)
+        return await release_workers(conn, settings.schema_name, workers, timeout=LOOK_TIMEOUT)
     finally:
         await close(conn)
-
-
-async def _look_at_limits(settings: Settings, group: str, link: _Link) -> Limits | None:
-    """Return what the database grants, or None with a warning when it cannot be reached."""
-    from taskqd.domain.errors import DatabaseUnavailableError
-    from taskqd.storage.connect import connect
-    from taskqd.storage.credentials import login_of
-
-    link.step("asking the database for its limits", _LOOK_TIMEOUT + _DATABASE_MARGIN)
-    try:
-        conn = await connect(
-            settings.direct_dsn(),
-            login=login_of(settings),
-            role="preflight",
-            schema=settings.schema_name,
-            group=group,
-            timeout=_LOOK_TIMEOUT,
-            command_timeout=_QUERY_TIMEOUT,
-        )
-    except DatabaseUnavailableError as error:
-        link.warn(f"not compared with the server: {error}")
-        return None
-    try:
-        return await _limits(conn, settings, group)
-    finally:
-        await conn.close(timeout=_LOOK_TIMEOUT)
-
-
-async def _limits(conn: asyncpg.Connection, settings: Settings, group: str) -> Limits:
-    from taskqd.storage.limits import read_connection_limits
-    from taskqd.supervisor.room import Limits
-
-    found = await read_connection_limits(conn, settings.schema_name, group)
-    return Limits(
-        found.max_connections, found.superuser_reserved, found.reserved, found.others, limited_by=found.limited_by
-    )
-
-
-def _raise_if_full(error: BaseException) -> None:
-    """Raise the error of a crowded server when that is what kept us from connecting."""
-    import asyncpg
-
-    from taskqd.domain.errors import BudgetExceededError
-    from taskqd.domain.exit_codes import ExitCode
-
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, asyncpg.TooManyConnectionsError):
-            raise BudgetExceededError(f"every connection of the server is taken: {error}", ExitCode.TRY_AGAIN) from None
-        cause = cause.__context__
 
 
 TYPE_CHECKING = False  # as type checkers read it: what is imported above must stay light
 if TYPE_CHECKING:
     from uuid import UUID
 
-    import asyncpg
-
     from taskqd.settings import Settings
     from taskqd.supervisor.imports import Imports
     from taskqd.supervisor.resolve import Resolution
-    from taskqd.supervisor.room import Limits
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ from typing import Any
 from taskqd.domain.errors import ConfigError
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.health.server import check_socket_path
-from taskqd.supervisor.changes import Changes, Order, diff, needs_restart, order, rescale, same_process
+from taskqd.supervisor.changes import Changes, Costs, Order, diff, needs_restart, order, rescale, same_process
 from taskqd.supervisor.child import Child
 from taskqd.supervisor.consult import consult
+from taskqd.supervisor.declaration import Declaration
 from taskqd.supervisor.exits import Exit, ExitClass
 from taskqd.supervisor.journal import Journal
 from taskqd.supervisor.line import Change, RefusedError
@@ -41,6 +42,9 @@ class Reloader:
     def __init__(self, monitor: Monitor, around: Surroundings) -> None:
         self._monitor = monitor
         self._around = around
+        self.declaration = Declaration(
+            around.file, around.environ, around.reaper, lambda: monitor.plan, monitor.take_over
+        )
         self._unsettled: dict[str, int] = {}
         """Names of which a reload was aborted half way, and the generation that their processes should have by now."""
 
@@ -58,15 +62,16 @@ class Reloader:
 
     async def restart(self, change: Change, targets: Sequence[Child]) -> None:
         """Replace processes by fresh ones of the same kind."""
-        plan = self._monitor.plan
-        names = list(dict.fromkeys(child.spec.name for child in targets))
-        pace = order(plan, plan, Changes((), tuple(names), {}, (), ()))
-        specs = {spec.name: spec for spec in plan.children}
-        self._monitor.begin_generation(plan)
-        roll = Roll(self._monitor, change)
-        for child in sorted(targets, key=lambda child: pace.rolls.index(child.spec.name)):
-            await roll.replace(child, specs[child.spec.name], surge=self._surges(child, pace))
-        change.end(ExitCode.DONE, f"restarted: {', '.join(child.name for child in targets)}")
+        names = tuple(dict.fromkeys(child.spec.name for child in targets))
+        async with self.declaration.raised(change, self._cost_of_one(names)) as known:
+            plan = self._monitor.plan
+            pace = order(plan, plan, Changes((), names, {}, (), ()))
+            specs = {spec.name: spec for spec in plan.children}
+            self._monitor.begin_generation(plan)
+            roll = Roll(self._monitor, change)
+            for child in sorted(targets, key=lambda child: pace.rolls.index(child.spec.name)):
+                await roll.replace(child, specs[child.spec.name], surge=known and self._surges(child, pace))
+            change.end(ExitCode.DONE, f"restarted: {', '.join(child.name for child in targets)}")
 
     def has_room_for_two(self, child: Child) -> bool:
         """True when a successor of this process may start before it ends."""
@@ -76,34 +81,41 @@ class Reloader:
     async def recycle(self, change: Change, child: Child, why: str) -> None:
         """Put a fresh process beside one that has done enough, then let that one go."""
         spec = next(spec for spec in self._monitor.plan.children if spec.name == child.spec.name)
-        roll = Roll(self._monitor, change)
-        await roll.replace(child, spec, surge=True, recycled=why)
-        old = child.slot
-        code = int(ExitCode.TRY_AGAIN) if old.last_exit is None else old.last_exit.code
-        end = Exit(code, ExitClass.RECYCLE, f"recycled: {why}")
-        for new in self._monitor.roster.named(spec.name):
-            if new.index == child.index:
-                new.slot = replace(new.slot, restarts=old.restarts, recycled=old.recycled + 1, last_exit=end)
-        change.end(ExitCode.DONE, f"{child.name} is recycled: {why}")
+        async with self.declaration.raised(change, self._cost_of_one([spec.name])) as known:
+            surge = known and self.has_room_for_two(child)
+            await Roll(self._monitor, change).replace(child, spec, surge=surge, recycled=why)
+            old = child.slot
+            code = int(ExitCode.TRY_AGAIN) if old.last_exit is None else old.last_exit.code
+            end = Exit(code, ExitClass.RECYCLE, f"recycled: {why}")
+            for new in self._monitor.roster.named(spec.name):
+                if new.index == child.index:
+                    new.slot = replace(new.slot, restarts=old.restarts, recycled=old.recycled + 1, last_exit=end)
+            change.end(ExitCode.DONE, f"{child.name} is recycled: {why}")
 
     async def scale(self, change: Change, name: str, replicas: int) -> None:
         """Run another number of processes of a name, until the next reload."""
-        plan = self._monitor.plan
-        spec = next(spec for spec in plan.children if spec.name == name)
-        new = rescale(plan, name, replicas)
-        self._check_paths(new)
-        roll = Roll(self._monitor, change)
-        if replicas > spec.replicas:
-            await roll.grow(spec, range(spec.replicas, replicas))
-        else:
-            await roll.shrink(self._monitor.roster.named(name)[replicas:])
-        self._monitor.take_over(new)
-        change.end(ExitCode.DONE, f"{name} runs {replicas} processes, before {spec.replicas}")
+        spec = next(spec for spec in self._monitor.plan.children if spec.name == name)
+        more = max(replicas - spec.replicas, 0) * self._cost_of_one([name])
+        async with self.declaration.raised(change, more):
+            new = rescale(self._monitor.plan, name, replicas)
+            self._check_paths(new)
+            roll = Roll(self._monitor, change)
+            if replicas > spec.replicas:
+                await roll.grow(spec, range(spec.replicas, replicas))
+            else:
+                await roll.shrink(self._monitor.roster.named(name)[replicas:])
+            self._monitor.take_over(new)
+            change.end(ExitCode.DONE, f"{name} runs {replicas} processes, before {spec.replicas}")
 
     async def _reload(self, change: Change) -> None:
-        old = self._monitor.plan
         change.tell("checks the workgroup and the database")
+        await self.declaration.settled()
         new = await self._ask(change)
+        async with self.declaration.lowered_after():
+            await self._change_to(new, change)
+
+    async def _change_to(self, new: Plan, change: Change) -> None:
+        old = self._monitor.plan
         refused = needs_restart(old, new)
         if refused:
             raise RefusedError("\n".join(refused), ExitCode.REFUSED)
@@ -136,7 +148,10 @@ class Reloader:
 
         around = self._around
         return await consult(
-            [around.file, "--for", "run"], reaper=around.reaper, environ=around.environ, on_warning=warn
+            [around.file, "--for", "run", "--held", str(self.declaration.held)],
+            reaper=around.reaper,
+            environ=around.environ,
+            on_warning=warn,
         )
 
     async def _renew_credentials(self, change: Change) -> bool:
@@ -193,6 +208,11 @@ class Reloader:
         for name, (before, after) in step.changes.scaled.items():
             if after < before:
                 step.made(name, keep_spec=True)
+
+    def _cost_of_one(self, names: Collection[str]) -> int:
+        """Return the connections of the largest process among these."""
+        unit = Costs(self._monitor.plan).unit
+        return max((unit.get(name, 0) for name in names), default=0)
 
     def _surges(self, child: Child, pace: Order) -> bool:
         """True when the new process may start before the old one ends: a scheduler never, for want of room not."""

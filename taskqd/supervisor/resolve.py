@@ -278,6 +278,7 @@ def _fleet(workgroup: Workgroup, parts: list[tuple[ChildSpec, Settings]], group:
             max_concurrency=settings.max_concurrency,
             dispatcher_pool_size=settings.dispatcher_pool_size,
             heartbeat_pool_size=settings.heartbeat_pool_size,
+            listens=settings.notify_enabled,
         )
         for spec, settings in parts
         if spec.role == "worker"
@@ -288,4 +289,9 @@ def _fleet(workgroup: Workgroup, parts: list[tuple[ChildSpec, Settings]], group:
         web_pods=workgroup.budget.web_pods,
         app_connections=workgroup.budget.app_connections,
         pooler=group.direct_dsn() != group.pooled_dsn(),
+        renews_itself=any(_renews_itself(settings) for _, settings in parts),
     )
+
+
+def _renews_itself(settings: Settings) -> bool:
+    return settings.pg_credential_provider != "env" and settings.pg_credential_refresh_interval > 0

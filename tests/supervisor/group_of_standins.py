@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from taskqd.domain.errors import TaskQError
+from taskqd.supervisor import memory, watch
 from taskqd.supervisor.group import run_group
 from taskqd.supervisor.plan import ChildSpec
 
@@ -20,9 +21,24 @@ ZYGOTE = str(Path(__file__).with_name("standin_zygote.py"))
 STANDIN = str(Path(__file__).with_name("standin.py"))
 
 
+def sample_often() -> None:
+    watch.SAMPLE_INTERVAL = 0.2
+
+
+def count_in_file() -> None:
+    memory._counter_files = lambda: iter(["memory.events"])  # type: ignore[assignment]
+
+
+ADJUSTMENTS = {"samples-often": sample_often, "counts-in-file": count_in_file}
+"""What a test may change of the supervisor itself: what would take minutes, or needs what a machine may lack."""
+
+
 def main() -> int:
     file, *words = sys.argv[1:]
     modes = {name: mode.split(",") for name, _, mode in (word.partition("=") for word in words)}
+
+    for mode in modes.get("supervisor", []):
+        ADJUSTMENTS[mode]()
 
     def command(spec: ChildSpec) -> list[str]:
         wanted = modes.get(spec.name, [])

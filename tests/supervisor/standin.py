@@ -50,11 +50,14 @@ class StandIn:
         self.quiet = False
         self.ended = asyncio.Event()
         self.drains: list[Drain] = []
+        self.hoard: list[bytearray] = []
 
     def has(self, mode: str) -> bool:
         return mode in self.modes
 
     def beat(self) -> dict[str, object]:
+        if self.has("leaking"):
+            self.hoard.append(bytearray(b"x") * (16 * 2**20))
         fields: dict[str, object] = {"phase": "running", "inflight": 0, "slots": 8, "claims": 0, "quiet": self.quiet}
         if self.has("strange"):
             keys = ("seq", "lag_ms", "phase", "inflight", "slots", "claims", "polls", "poll_s", "done", "db_ok_age_ms")

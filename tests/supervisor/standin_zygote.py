@@ -38,6 +38,8 @@ def main() -> int:
         if "babbles" in own and not os.path.exists("babbled"):
             open("babbled", "w").close()
             os.write(link, b"\x00garbage\n")
+        if "heavy" in own:
+            sys.hoard = bytearray(b"x") * (200 * 2**20)  # type: ignore[attr-defined]
         if "dies" in own:
             os._exit(9)
         if "broken" in own:

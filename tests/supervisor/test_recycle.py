@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from tests.support import wait_until
 
 QUICK = "stable_after = 0\nbackoff_initial = 0.05\nburst_limit = 0\nsettle_after = 0"
 MB = 1024**2
-CGROUP = Path("/sys/fs/cgroup/memory")
 
 
 # -- the rules ------------------------------------------------------------------------------------
@@ -154,27 +152,6 @@ def test_one_at_a_time(group: StartGroup) -> None:
     steps = [event["event"] for event in g.events() if event["event"] in ("recycle", "recycle-done")]
     assert steps[:6] == ["recycle", "recycle-done"] * 3
     assert g.stop() == 0, g.command.stderr
-
-
-def test_a_process_that_was_killed_for_want_of_memory_is_told_so(group: StartGroup) -> None:
-    home = CGROUP / f"taskqd-test-{os.getpid()}"
-    try:
-        home.mkdir()
-        (home / "memory.limit_in_bytes").write_text(str(256 * MB))
-    except OSError as error:
-        pytest.skip(f"no writable memory control group of version 1: {error.strerror}")
-    try:
-        g = group(modes={"io": "hungry,once"}, tables={"supervisor": QUICK})
-        (home / "cgroup.procs").write_text(str(g.command.pid))
-        end = g.wait_for("child-exit")[0]
-        assert (end["code"], end["class"]) == (-signal.SIGKILL, "oom"), end
-        assert end["why"] == "killed by the kernel: out of memory"
-        g.wait_for("ready", 2)
-        assert child(g, "io.0")["last_exit"]["class"] == "oom"
-        assert g.stop() == 0, g.command.stderr
-    finally:
-        wait_until(lambda: not (home / "cgroup.procs").read_text().strip(), 20)
-        home.rmdir()
 
 
 def test_the_limits_are_bounded(group: StartGroup) -> None:

@@ -156,6 +156,8 @@ class StandIn:
                 make_orphans()
         if self.has("odd-answers"):
             blurt(b'{"op": "released"}\n{"op": "reloaded", "id": []}\n{"op": "future"}\n{"op": "beat"}\n')
+        if self.has("crash-until-calm") and not os.path.exists("calm"):
+            os._exit(1)
         if self.has("crash-ready"):
             raise RuntimeError("crashed after it was ready")
         for mode in self.modes:

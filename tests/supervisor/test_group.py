@@ -192,15 +192,3 @@ def test_the_supervisor_loads_only_what_it_may(group: StartGroup) -> None:
     tops = {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names)
     assert {name for name in tops if not name.startswith(("_", "sitecustomize", "distutils"))} <= {"taskqd"}
     assert "multiprocessing" not in loaded
-
-
-def test_memory_files_and_threads_stay_flat_over_restarts(group: StartGroup) -> None:
-    g = group(modes={"io": "crash-ready"}, tables={"supervisor": "stable_after = 0\nburst_limit = 0"})
-    g.wait_for("ready", 5, timeout=60)
-    supervisor = psutil.Process(g.command.pid)
-    files = supervisor.num_fds()
-    assert supervisor.num_threads() == 1
-    g.wait_for("ready", 30, timeout=120)
-    assert abs(supervisor.num_fds() - files) <= 3
-    assert supervisor.num_threads() == 1
-    g.stop()

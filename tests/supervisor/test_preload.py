@@ -30,10 +30,6 @@ def zygote(group: Group) -> psutil.Process:
     return psutil.Process(group.wait_for("preload-ready")[-1]["pid"])
 
 
-def open_files(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
-
-
 @FORKED
 def test_a_forked_worker_is_a_child_of_the_supervisor_with_a_session_and_a_name_of_its_own(group: StartGroup) -> None:
     g = group(tables={"[workers]": "replicas = 2"}, OMP_NUM_THREADS="3")
@@ -138,21 +134,6 @@ def test_what_is_required_and_not_to_be_had_ends_the_group(group: StartGroup, mo
     assert not g.events("spawn")
     assert 'preload = "require" (io): ' in g.events("shutdown-begin")[0]["reason"]
     assert g.left_over() == []
-
-
-@FORKED
-def test_files_stay_flat_over_fifty_respawns(group: StartGroup) -> None:
-    g = group(modes={"io": "crash-ready"}, tables=QUICK)
-    g.wait_for("ready", 3, timeout=60)
-    parent = zygote(g)
-    before = open_files(g.command.pid), open_files(parent.pid)
-    g.wait_for("ready", 53, timeout=120)
-    after = open_files(g.command.pid), open_files(parent.pid)
-    assert abs(after[0] - before[0]) <= 3
-    assert abs(after[1] - before[1]) <= 3  # one worker is being made at any time
-    assert parent.num_threads() == 1
-    assert not parent.children(), "what it makes is not its own"
-    g.stop()
 
 
 @FORKED

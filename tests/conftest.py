@@ -10,10 +10,15 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import asyncpg
+import hypothesis
 import pytest
 
 from tests.postgres import Server, debian_15, embedded, missing_debian_15
 from tests.support import Command, child_environment, taskqd_argv
+
+# How long one example takes is the machine's affair.
+hypothesis.settings.register_profile("taskqd", deadline=None)
+hypothesis.settings.load_profile("taskqd")
 
 for _name in [name for name in os.environ if name.startswith(("TASKQ_", "TASKQD_"))]:
     del os.environ[_name]

@@ -51,14 +51,14 @@ async def ask_pooler(dsn: str, *, login: Login | None, timeout: float) -> Pooler
 async def _show_config(conn: Any) -> dict[str, str]:
     """The console knows the simple query protocol alone, in which asyncpg returns no rows: speak it here."""
     transport = conn._transport
-    console = _Console()
+    console = Console()
     transport.set_protocol(console)
     query = b"SHOW CONFIG\x00"
     transport.write(b"Q" + struct.pack("!I", len(query) + 4) + query)
     return dict(await console.rows)
 
 
-class _Console(asyncio.Protocol):
+class Console(asyncio.Protocol):
     """Reads the rows of one simple query, the first two columns of each."""
 
     def __init__(self) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskqd.supervisor.advice import advise
-from taskqd.supervisor.budget import explain_misfit
+from taskqd.supervisor.budget import describe_fleet, explain_misfit, explain_peak
 from taskqd.supervisor.fleet import Crew, Fleet
-from taskqd.supervisor.room import Fit, Limits, judge_fleet
+from taskqd.supervisor.room import Fit, Limits, Neighbour, grant, judge_fleet, tightest
 
 
 def fleet(replicas: int = 1, concurrency: int = 8, **options: int) -> Fleet:
@@ -75,12 +78,117 @@ def test_when_no_single_change_is_enough_all_shrink_together() -> None:
     assert advise(two, 1000) == ()
 
 
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 64)), min_size=1, max_size=4), st.integers(1, 2000))
-def test_every_advice_frees_enough(workers: list[tuple[int, int]], over: int) -> None:
-    crews = tuple(Crew(f"w{i}", replicas, slots) for i, (replicas, slots) in enumerate(workers))
-    for text in advise(Fleet(crews), over):
-        assert int(text.split()[-1]) >= over
+# -- properties of any fleet ----------------------------------------------------------------------
+
+crews = st.builds(
+    Crew,
+    name=st.sampled_from(["io", "cpu", "gpu", "mail"]),
+    replicas=st.integers(1, 20),
+    max_concurrency=st.integers(1, 64),
+    dispatcher_pool_size=st.integers(1, 8),
+    heartbeat_pool_size=st.integers(1, 8),
+    per_slot=st.booleans(),
+    listens=st.booleans(),
+)
+fleets = st.builds(
+    Fleet,
+    crews=st.lists(crews, min_size=1, max_size=4, unique_by=lambda crew: crew.name).map(tuple),
+    scheduler=st.booleans(),
+    web_pods=st.integers(0, 5),
+    app_connections=st.integers(0, 50),
+    pooler=st.booleans(),
+    pooler_sessions=st.integers(0, 100),
+    supervisors=st.integers(1, 4),
+    renews_itself=st.booleans(),
+)
+all_limits = st.builds(
+    Limits,
+    max_connections=st.integers(1, 3000),
+    superuser_reserved=st.integers(0, 5),
+    reserved=st.integers(0, 5),
+    others=st.integers(0, 200),
+    groups=st.lists(st.builds(Neighbour, st.just("g"), st.integers(0, 99), st.integers(0, 99)), max_size=3).map(tuple),
+)
+
+
+@given(fleets)
+def test_the_parts_make_the_sums(found: Fleet) -> None:
+    for crew in found.crews:
+        one = replace(crew, replicas=1).budget
+        assert sum(part.most for part in crew.sessions if not part.pooled) == one.direct
+        assert sum(part.most for part in crew.sessions if part.pooled) == one.pooled
+        assert all(0 <= part.idle <= part.most for part in crew.sessions)
+    described = describe_fleet(found, None, judge_fleet(found, None))
+    assert sum(row["direct"] for row in described["workers"]) + described["leader"] == found.direct
+    assert sum(row["pooled"] for row in described["workers"]) == found.pooled
+    assert found.required == found.own + found.web_pods * 5 + found.app_connections
+    assert found.peak == found.required + found.rotation + found.surge
+    assert found.idle <= found.own + (found.pooled if found.pooler else 0)
+    one_by_one = sum(Fleet((crew,), scheduler=False).total.total - 2 for crew in found.crews)
+    assert found.direct + found.pooled == found.supervisors * one_by_one + 2
+
+
+@given(fleets, st.data())
+def test_more_of_anything_never_needs_less(found: Fleet, data: st.DataObject) -> None:
+    crew = data.draw(st.sampled_from(found.crews))
+    knob = data.draw(st.sampled_from(["replicas", "max_concurrency", "dispatcher_pool_size", "heartbeat_pool_size"]))
+    larger = found.with_crews(replace(crew, **{knob: getattr(crew, knob) + 1}))
+    for other in (larger, replace(found, supervisors=found.supervisors + 1), replace(found, app_connections=99)):
+        for name in ("direct", "pooled", "own", "required", "rotation", "surge", "peak", "pooled_peak"):
+            assert getattr(other, name) >= getattr(found, name)
+
+
+@given(fleets, all_limits)
+def test_what_is_advised_fits(found: Fleet, limits: Limits) -> None:
+    verdict = judge_fleet(found, limits)
+    assert (verdict.over > 0) == (verdict.fit is not Fit.FITS)
+    assert verdict.peak_over >= 0
+    if verdict.fit is Fit.FITS:
+        assert found.own <= limits.room(found.outside)
+        return
+    least = judge_fleet(replace(found, crews=tuple(replace(c, max_concurrency=1) for c in found.crews)), limits)
+    assert verdict.advice or least.fit is not Fit.FITS
+    for text in verdict.advice:
+        changed = found
+        for name, knob, before, after in re.findall(r"(\w+)\.(\w+) (\d+)→(\d+)", text):
+            (crew,) = [crew for crew in changed.crews if crew.name == name]
+            assert getattr(crew, knob) == int(before) > int(after) >= 1
+            changed = changed.with_crews(replace(crew, **{knob: int(after)}))
+        assert found.own - changed.own == int(text.split()[-1])
+        fit = judge_fleet(changed, limits).fit
+        # A fleet that could never fit was told what the server lacks; others may still stand in the way.
+        assert fit is Fit.FITS or (verdict.fit is Fit.NEVER and fit is Fit.CROWDED)
+
+
+@given(fleets, all_limits)
+def test_the_cheapest_change_is_as_small_as_can_be(found: Fleet, limits: Limits) -> None:
+    for text in judge_fleet(found, limits).advice:
+        for name, knob, before, after in re.findall(r"(\w+)\.(\w+) (\d+)→(\d+)", text):
+            if "together" in text or int(after) + 1 == int(before):
+                continue
+            (crew,) = [crew for crew in found.crews if crew.name == name]
+            less = found.with_crews(replace(crew, **{knob: int(after) + 1}))
+            assert found.own - less.own < judge_fleet(found, limits).over
+
+
+@given(fleets, st.lists(all_limits, min_size=1, max_size=3))
+def test_the_limit_that_decides_is_the_worst(found: Fleet, limits: list[Limits]) -> None:
+    decides = tightest(found, limits)
+    assert decides is not None
+    fits = [judge_fleet(found, each).fit for each in limits]
+    worst = next((fit for fit in (Fit.NEVER, Fit.CROWDED) if fit in fits), Fit.FITS)
+    assert judge_fleet(found, decides).fit is worst
+    if worst is Fit.FITS:
+        assert decides.room(found.outside) == min(each.room(found.outside) for each in limits)
+
+
+@given(all_limits, st.integers(0, 50), st.integers(0, 500), st.integers(0, 100))
+def test_what_is_granted_is_what_there_is(limits: Limits, outside: int, wanted: int, extra: int) -> None:
+    granted = grant(limits, outside, wanted, extra)
+    assert wanted <= granted <= wanted + extra
+    assert granted <= max(wanted, limits.room(outside))
+    assert granted in (wanted + extra, max(wanted, limits.room(outside)))
+    assert grant(None, outside, wanted, extra) == wanted + extra
 
 
 def test_the_message_names_the_numbers_and_the_way_out() -> None:
@@ -106,3 +214,23 @@ def test_the_limit_of_a_role_is_named_in_place_of_the_servers() -> None:
     message = explain_misfit(fleet(), limits, verdict)
     assert "needs 28 connections and can have 10, the connection limit of role app: 18 too many" in message
     assert message.endswith("a connection limit of at least 28 for role app")
+
+
+def test_a_neighbour_is_named_with_what_it_counts_for() -> None:
+    groups = (Neighbour("big", 20, 3), Neighbour("small", 2, 4))
+    assert judge_fleet(fleet(), Limits(60, others=5, groups=groups)).fit is Fit.FITS
+    crowded = Limits(59, others=5, groups=groups)
+    assert judge_fleet(fleet(), crowded).fit is Fit.CROWDED
+    message = explain_misfit(fleet(), crowded, judge_fleet(fleet(), crowded))
+    assert "28 connections beside the 5 of others, 20 of group 'big', 4 of group 'small'" in message
+
+
+def test_a_peak_that_does_not_fit_is_a_warning_with_its_numbers() -> None:
+    limits = Limits(75)
+    verdict = judge_fleet(fleet(), limits)
+    assert (verdict.fit, verdict.peak_over) == (Fit.FITS, 0)
+    limits = Limits(60)
+    verdict = judge_fleet(fleet(), limits)
+    assert (verdict.fit, verdict.peak_over) == (Fit.FITS, 15)
+    message = explain_peak(fleet(), limits, verdict)
+    assert "its peak of 72 connections does not: 57 are free, 15 too few" in message

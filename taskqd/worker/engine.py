@@ -304,16 +304,20 @@ class Engine:
         self.slots.close()
         self.consumers.request_stop(CancelOrigin.SHUTDOWN)
         self._hand_back(self.slots.take_all(), SHUTDOWN)
-        await self.producer.loop.stop(self._settings.dispatcher_command_timeout)
-        self._hand_back(self.slots.take_all(), SHUTDOWN)  # what a claim under way brought
+        # Beside the rest: a claim that the database does not answer must not use up the time of what runs.
+        claims = asyncio.ensure_future(self._end_claims())
         if not await self._consumers_ended(lambda: plan.cancel_at, plan_changed):
             enter("cancelling")
             self.consumers.cancel()
             if not await self._consumers_ended(lambda: plan.force_at, plan_changed):
                 enter("releasing")
                 self._release_running()
-        await asyncio.wait([recorded], timeout=1.0)
+        await asyncio.wait([recorded, claims], timeout=max(1.0, plan.force_at - time.monotonic()))
         await self.completer.flush(max(0.5, min(TAIL, plan.deadline - time.monotonic() - 1.0)))
+
+    async def _end_claims(self) -> None:
+        await self.producer.loop.stop(self._settings.dispatcher_command_timeout)
+        self._hand_back(self.slots.take_all(), SHUTDOWN)  # what a claim under way brought
 
     async def _record_stop(self) -> None:
         try:

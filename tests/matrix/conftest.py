@@ -62,9 +62,11 @@ def _on_trial(start: StartGroup) -> Trial:
         ends: int = 0,
         preload: str | None = None,
         actors: str | None = None,
+        first_lines: str = "",
         **env: str,
     ) -> Iterator[Group]:
-        with oracle(start(modes, tables, preload=preload, actors=actors, **env), ready=ready, ends=ends) as running:
+        started = start(modes, tables, preload=preload, actors=actors, first_lines=first_lines, **env)
+        with oracle(started, ready=ready, ends=ends) as running:
             yield running
 
     return run

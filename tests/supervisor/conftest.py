@@ -36,7 +36,10 @@ registry = [nothing]
 
 
 class Group:
-    """A supervisor started on a file made of ``tables``, with stand-ins for children, or real ones of ``actors``."""
+    """A supervisor started on a file made of ``tables``, with stand-ins for children, or real ones of ``actors``.
+
+    ``first_lines``: what the supervisor of real ones runs before anything else.
+    """
 
     def __init__(
         self,
@@ -46,6 +49,7 @@ class Group:
         modes: dict[str, str],
         preload: str,
         actors: str | None = None,
+        first_lines: str = "",
     ) -> None:
         self.directory = directory
         self.runtime = directory / "run"
@@ -63,7 +67,8 @@ class Group:
         (directory / "group_actors.py").write_text(actors or ACTORS)
         self._argv = [sys.executable, "-P", str(RUNNER), str(file), *(f"{k}={v}" for k, v in modes.items())]
         if actors is not None:
-            self._argv = taskqd_argv("run", str(file))
+            run = f"{first_lines}\nimport sys\nfrom taskqd.cli.main import main\nsys.exit(main(['run', '{file}']))"
+            self._argv = [sys.executable, "-P", "-c", run] if first_lines else taskqd_argv("run", str(file))
         self._env = {**env, TAG: self.tag}
         self.command = self.run_again()
 
@@ -154,11 +159,12 @@ def starter(directory: Path, env: dict[str, str], preload: str) -> Iterator[Star
         *,
         preload: str | None = None,
         actors: str | None = None,
+        first_lines: str = "",
         **more: str,
     ) -> Group:
         own = directory / str(len(started))
         own.mkdir()
-        new = Group(own, {**env, **more}, tables or {}, modes or {}, preload or usual, actors)
+        new = Group(own, {**env, **more}, tables or {}, modes or {}, preload or usual, actors, first_lines)
         started.append(new)
         return new
 

@@ -370,6 +370,13 @@ language sql volatile as $$
         'taskq_wake_' || left(encode(sha256(convert_to({schema_literal}, 'UTF8')), 'hex'), 10), '')
 $$;
 
+-- Tells workers, at commit, that running jobs of theirs were cancelled.
+create function {schema}.notify_cancel() returns void
+language sql volatile as $$
+    select pg_notify(
+        'taskq_cancel_' || left(encode(sha256(convert_to({schema_literal}, 'UTF8')), 'hex'), 10), '')
+$$;
+
 -- How long a job that spent `attempt` attempts waits before the next. One curve for failures and crashes.
 create function {schema}.retry_delay(attempt integer, backoff text, base real, cap real, jitter real) returns interval
 language sql volatile parallel safe as $$

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from taskqd.actors.context import JobContext as JobContext
     from taskqd.client.batch import EnqueueItem as EnqueueItem
     from taskqd.client.batch import wait_for_batch as wait_for_batch
+    from taskqd.client.control import CancelResult as CancelResult
     from taskqd.client.handle import JobHandle as JobHandle
     from taskqd.client.taskq import TaskQ as TaskQ
     from taskqd.domain.errors import ActorDefinitionError as ActorDefinitionError
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from taskqd.domain.errors import DatabaseUnavailableError as DatabaseUnavailableError
     from taskqd.domain.errors import EmptyBatchError as EmptyBatchError
     from taskqd.domain.errors import IdempotencyKeyActorMismatchError as IdempotencyKeyActorMismatchError
+    from taskqd.domain.errors import IdempotencyKeyTakenError as IdempotencyKeyTakenError
+    from taskqd.domain.errors import IllegalStateTransition as IllegalStateTransition
     from taskqd.domain.errors import JobFailed as JobFailed
     from taskqd.domain.errors import JobNotFoundError as JobNotFoundError
     from taskqd.domain.errors import MigrationChecksumError as MigrationChecksumError
@@ -47,6 +50,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
     "taskqd.actors.actor": ("ActorRef", "actor"),
     "taskqd.actors.context": ("JobContext",),
     "taskqd.client.batch": ("EnqueueItem", "wait_for_batch"),
+    "taskqd.client.control": ("CancelResult",),
     "taskqd.client.handle": ("JobHandle",),
     "taskqd.client.taskq": ("TaskQ",),
     "taskqd.domain.errors": (
@@ -57,6 +61,8 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "DatabaseUnavailableError",
         "EmptyBatchError",
         "IdempotencyKeyActorMismatchError",
+        "IdempotencyKeyTakenError",
+        "IllegalStateTransition",
         "JobFailed",
         "JobNotFoundError",
         "MigrationChecksumError",

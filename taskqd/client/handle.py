@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import UUID
 
 from taskqd.actors.actor import ActorRef
+from taskqd.client.control import CancelResult
 from taskqd.client.rows import JobRow
 from taskqd.domain.errors import JobFailed
 from taskqd.domain.status import TERMINAL, JobStatus
@@ -44,6 +45,10 @@ class JobHandle(Generic[R]):
     async def status(self) -> JobStatus:
         """Return the job's status as it is now. Raises ``JobNotFoundError`` once it is pruned."""
         return await self._reader.status(self.job_id)
+
+    async def cancel(self, reason: str | None = None) -> CancelResult:
+        """Cancel the job, as ``TaskQ.cancel`` does. Raises ``JobNotFoundError`` once it is pruned."""
+        return await self._reader.control.cancel(self.job_id, reason, None)
 
     async def wait(self, timeout: float | None = None) -> R:
         """Wait until the job has ended and return its result.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
+from taskqd.client.control import JobControl
 from taskqd.client.rows import JobRow
 from taskqd.client.unmigrated import explain_unmigrated
 from taskqd.domain.errors import JobNotFoundError
@@ -21,6 +22,7 @@ class JobReader:
     def __init__(self, pool: Any, schema: str) -> None:
         self._pool = pool
         self._schema = schema
+        self.control = JobControl(pool, schema)
         self._sql = load("client", schema)
 
     async def find(self, job_id: UUID) -> JobRow | None:

@@ -10,7 +10,8 @@ from typing import Any, Self, TypeVar
 from uuid import UUID
 
 from taskqd.actors.actor import ActorRef
-from taskqd.client.enqueue import Enqueuer
+from taskqd.client.control import CancelResult
+from taskqd.client.enqueue import Connection, Enqueuer
 from taskqd.client.handle import JobHandle
 from taskqd.client.jobs import Jobs
 from taskqd.client.rows import JobRow
@@ -180,6 +181,29 @@ class TaskQ(Jobs):
     async def get(self, job_id: UUID) -> JobRow | None:
         """Return the job's row, or None when there is no such job (any more)."""
         return await self._reader.find(job_id)
+
+    async def cancel(
+        self, job_id: UUID, reason: str | None = None, *, connection: Connection | None = None
+    ) -> CancelResult:
+        """Cancel a job: at once while it waits; while it runs, its attempt is asked to stop.
+
+        A running attempt sees ``ctx.cancel_event`` within a heartbeat, as a rule in milliseconds. What it returns is
+        still a success; when it raises, the job is cancelled. After the worker's ``cancellation_grace_period`` its task
+        is cancelled, after ``cleanup_grace_period`` more the job is abandoned. ``reason`` (up to 1,000 characters) is
+        kept with the job's events. With ``connection`` (asyncpg) it is part of whatever transaction is open there.
+        Raises ``JobNotFoundError``, and ``ValueError`` for a reason that cannot be stored.
+        """
+        return await self._reader.control.cancel(job_id, reason, connection)
+
+    async def retry(self, job_id: UUID, *, connection: Connection | None = None) -> None:
+        """Put a job that has ended, however it did, back into its queue, due now.
+
+        It has at least one attempt more; its result, its error and a deadline that has passed are cleared, and how it
+        had ended is kept among its attempts. With ``connection`` (asyncpg) it is part of whatever transaction is open
+        there. Raises ``JobNotFoundError``, ``IllegalStateTransition`` for a job that has not ended, and
+        ``IdempotencyKeyTakenError`` when its key, freed by its end, is another job's now.
+        """
+        await self._reader.control.retry(job_id, connection)
 
     def handle(self, job_id: UUID, actor: ActorRef[Any, R]) -> JobHandle[R]:
         """Return a handle on a job whose id is known, for waiting on it."""

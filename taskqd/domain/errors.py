@@ -90,6 +90,14 @@ class IdempotencyKeyActorMismatchError(TaskQError):
         self.key, self.scope, self.actor, self.holder = key, scope, actor, holder
 
 
+class IdempotencyKeyTakenError(TaskQError):
+    """An ended job gave its idempotency key up and another job holds it now, so that it cannot be retried."""
+
+    def __init__(self, job_id: UUID) -> None:
+        super().__init__(f"job {job_id} cannot be retried: another job took its idempotency key meanwhile")
+        self.job_id = job_id
+
+
 class PayloadValidationError(TaskQError):
     """The payload does not fit the actor's model. Holds no input values, so it is safe to log."""
 
@@ -131,6 +139,14 @@ class JobFailed(TaskQError):
             + (f": {row.error_class}: {row.error_message}" if row.error_class else "")
         )
         self.row = row
+
+
+class IllegalStateTransition(TaskQError):
+    """The job's status does not allow what was asked, such as to retry a job that has not ended."""
+
+    def __init__(self, job_id: UUID, status: str, wanted: str) -> None:
+        super().__init__(f"job {job_id} is {status}: {wanted}")
+        self.job_id, self.status = job_id, status
 
 
 class JobNotFoundError(TaskQError, KeyError):

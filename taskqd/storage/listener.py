@@ -1,9 +1,9 @@
-"""Listens for wake-ups. Latency only: whoever listens polls as well."""
+"""Listens for notifications. Latency only: whoever listens polls as well."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import asyncpg
@@ -11,14 +11,13 @@ import asyncpg
 from taskqd.domain.background import BackgroundLoop, FailureHook
 from taskqd.storage.connect import close, connect
 from taskqd.storage.credentials import Login
-from taskqd.storage.schema_name import wake_channel
 
 
-class WakeListener:
-    """Holds one connection that LISTENs on the schema's wake channel and calls ``on_wake`` for each notification.
+class Listener:
+    """Holds one connection that LISTENs on ``channels`` and calls the callback of a channel for each notification.
 
     The connection is checked every ``check_interval`` seconds and remade with backoff, from ``backoff`` to 30 s;
-    ``on_wake`` is called after each remake, since notifications may have been missed.
+    every callback is called after each remake, since notifications may have been missed.
     """
 
     def __init__(
@@ -26,8 +25,8 @@ class WakeListener:
         dsn: str,
         schema: str,
         group: str,
+        channels: Mapping[str, Callable[[], None]],
         *,
-        on_wake: Callable[[], None],
         on_failure: FailureHook,
         check_interval: float,
         setup_timeout: float,
@@ -39,12 +38,11 @@ class WakeListener:
         self._in_use = asyncio.Lock()
         self._schema = schema
         self._group = group
-        self._channel = wake_channel(schema)
-        self._on_wake = on_wake
+        self._channels = channels
         self._setup_timeout = setup_timeout
         self._connection: asyncpg.Connection | None = None
         self.loop = BackgroundLoop(
-            "wake-listener", self._step, cadence=check_interval, on_failure=on_failure, backoff=backoff
+            "listener", self._step, cadence=check_interval, on_failure=on_failure, backoff=backoff
         )
 
     def start(self) -> None:
@@ -80,7 +78,8 @@ class WakeListener:
         except BaseException:
             await self._close(1.0)
             raise
-        self._on_wake()
+        for notified in self._channels.values():
+            notified()
 
     async def _listen(self) -> asyncpg.Connection:
         connection = await connect(
@@ -92,14 +91,15 @@ class WakeListener:
             login=self._login,
         )
         try:
-            await connection.add_listener(self._channel, self._notified)
+            for channel in self._channels:
+                await connection.add_listener(channel, self._notified)
         except BaseException:
             connection.terminate()
             raise
         return connection
 
-    def _notified(self, *_: Any) -> None:
-        self._on_wake()
+    def _notified(self, _connection: Any, _pid: int, channel: str, _payload: object) -> None:
+        self._channels[channel]()
 
     async def _close(self, timeout: float) -> None:
         connection, self._connection = self._connection, None

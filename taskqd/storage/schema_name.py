@@ -40,6 +40,11 @@ def wake_channel(schema: str) -> str:
     return "taskq_wake_" + hashlib.sha256(check_schema_name(schema).encode()).hexdigest()[:10]
 
 
+def cancel_channel(schema: str) -> str:
+    """Return the NOTIFY channel on which the workers of ``schema`` hear that running jobs were cancelled."""
+    return "taskq_cancel_" + hashlib.sha256(check_schema_name(schema).encode()).hexdigest()[:10]
+
+
 def _suggestion(name: str) -> str:
     fixed = re.sub(r"[^A-Za-z0-9_]+", "_", name)[:_MAX_BYTES].strip("_")
     fixed = re.sub(r"^(pg_+)+", "", fixed, flags=re.IGNORECASE)

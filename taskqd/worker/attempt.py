@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from datetime import datetime
 from typing import Any
@@ -18,12 +19,13 @@ class Attempt:
         "batch_id",
         "cancellation",
         "claimed_at",
+        "climb",
         "disowned",
         "epoch",
         "forced",
+        "given_up",
         "job_id",
         "number",
-        "overdue",
         "payload",
         "queue",
         "ref",
@@ -59,8 +61,10 @@ class Attempt:
         self.cancellation = Cancellation()
         self.forced = False
         """True once its task was cancelled by us."""
-        self.overdue = False
-        """True once it was settled as timed out though its handler had not ended."""
+        self.climb: asyncio.Task[None] | None = None
+        """What takes it up the ladder of a cancelled job, once its job is."""
+        self.given_up = False
+        """True once it was settled though its handler had not ended."""
         self.disowned = False
         """True once its outcome no longer counts: its lease is lost, or it was handed back."""
 

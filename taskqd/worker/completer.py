@@ -14,7 +14,7 @@ from taskqd.domain.background import BackgroundLoop
 from taskqd.observe.logs import get_logger
 from taskqd.storage.statements import load
 from taskqd.worker.attempt import Leases
-from taskqd.worker.outcome import Failed, Outcome, Released, Snoozed, Succeeded
+from taskqd.worker.outcome import Abandoned, Failed, Outcome, Released, Snoozed, Succeeded
 
 GROUP = 256
 LINGER = 0.002
@@ -175,7 +175,9 @@ class Completer:
         if kind is Snoozed:
             return self._sql.settle_snoozed, [ids, epochs, seconds, [outcome.delay for outcome in outcomes]]
         if kind is Released:
-            return self._sql.settle_released, [ids, epochs, seconds, outcomes[0].cause]
+            return self._sql.settle_released, [ids, epochs, seconds, [outcome.cause for outcome in outcomes]]
+        if kind is Abandoned:
+            return self._sql.settle_abandoned, [ids, epochs, seconds]
         return self._sql.settle_failed, [
             ids,
             epochs,
@@ -281,15 +283,23 @@ class _Straggler:
         self.due = time.monotonic() + self.pause
 
 
+_ENDS: dict[type[Outcome], tuple[str, ...]] = {
+    Succeeded: ("succeeded",),
+    Failed: ("failed", "cancelled"),
+    Snoozed: ("failed", "cancelled"),
+    Released: ("cancelled",),
+    Abandoned: ("abandoned",),
+}
+"""The statuses in which an outcome may leave a job under its own epoch."""
+
+
 def _is_replay(outcome: Outcome, state: Any) -> bool:
     """Whether the row shows that this very outcome was written before its answer was lost."""
-    if isinstance(outcome, Succeeded):
-        return bool(state["same_epoch"] and state["status"] == "succeeded")
+    if state["same_epoch"] and state["status"] in _ENDS[type(outcome)]:
+        return True
     if isinstance(outcome, Released):
         return bool(state["outcome"] == "interrupted")
-    if state["same_epoch"] and state["status"] == "failed":
-        return True
-    return bool(state["outcome"] == ("retried" if isinstance(outcome, Failed) else "snoozed"))
+    return bool(state["outcome"] == {Failed: "retried", Snoozed: "snoozed"}.get(type(outcome), "none"))
 
 
 def _unexpected(name: str, error: BaseException, streak: int) -> None:

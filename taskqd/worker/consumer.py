@@ -20,7 +20,7 @@ from taskqd.domain.signals import CancelOrigin, RetryAfter, Snooze
 from taskqd.observe.logs import get_logger
 from taskqd.worker.attempt import Attempt
 from taskqd.worker.completer import Completer
-from taskqd.worker.outcome import SHUTDOWN, Failed, Outcome, Released, Snoozed, Succeeded
+from taskqd.worker.outcome import CANCELLED, SHUTDOWN, Failed, Outcome, Released, Snoozed, Succeeded
 from taskqd.worker.slots import Slots
 
 YIELD_EVERY = 32
@@ -87,10 +87,18 @@ class Consumers:
         for attempt in self._running.values():
             attempt.cancellation.request(origin)
 
+    def is_running(self, attempt: Attempt) -> bool:
+        """True while the handler of the attempt runs."""
+        return attempt in self._running.values()
+
     def cancel(self, attempt: Attempt | None = None) -> None:
-        """Cancel the task of ``attempt``, or of all. A plain function cannot be cancelled and is left alone."""
+        """Cancel the task of ``attempt``, or of all but those of cancelled jobs, which are cancelled one by one.
+
+        A plain function cannot be cancelled and is left alone.
+        """
         for task, running in list(self._running.items()):
-            if (attempt is None or running is attempt) and not running.ref.is_sync and not running.forced:
+            wanted = running is attempt if attempt is not None else running.climb is None
+            if wanted and not running.ref.is_sync and not running.forced:
                 running.forced = True
                 task.cancel()
 
@@ -128,10 +136,12 @@ class Consumers:
                 outcome = await self._run(attempt)
             finally:
                 del self._running[task]
+                if attempt.climb is not None:
+                    attempt.climb.cancel()
             seconds = time.monotonic() - began
             if task.cancelling():
                 await _forget_cancellation(task)
-            if outcome is not None and not attempt.overdue:
+            if outcome is not None and not attempt.given_up:
                 completer.submit(outcome)
                 if not completer.has_room:
                     await completer.room()
@@ -145,6 +155,8 @@ class Consumers:
         """Run one attempt and return its outcome; None when nobody wants it any more."""
         ref = attempt.ref
         assert attempt.started_at is not None  # noqa: S101
+        if attempt.cancellation.origin is CancelOrigin.OPERATOR:
+            return Released(attempt, None, CANCELLED)
         try:
             payload = ref.decode_payload(attempt.payload)
             context = contextvars.copy_context()
@@ -173,8 +185,10 @@ class Consumers:
 
     def _give_up(self, attempt: Attempt, limit: float) -> None:
         """Settle an attempt whose actor has not ended after its cancellation. Its slot stays taken until it does."""
+        if attempt.given_up:
+            return
         _log.warning("cancellation-ignored", job_id=str(attempt.job_id), actor=attempt.ref.name, start_to_close=limit)
-        attempt.overdue = True
+        attempt.given_up = True
         attempt.cancellation.request(CancelOrigin.TIMEOUT)
         self._completer.submit(_timed_out(attempt, limit))
 
@@ -189,10 +203,12 @@ class Consumers:
         """Run a plain function. Its slot stays taken until its thread ends, whatever has become of the attempt."""
         thread = asyncio.get_running_loop().run_in_executor(self._threads, _caught, call)
         done, _ = await asyncio.wait([thread], timeout=limit)
-        if not done:
+        if not done and not attempt.given_up:
             assert limit is not None  # noqa: S101
             attempt.cancellation.request(CancelOrigin.TIMEOUT)
             self._completer.submit(_timed_out(attempt, limit))
+            attempt.given_up = True
+        if not done:
             await asyncio.wait([thread])
             return None
         result, error = thread.result()

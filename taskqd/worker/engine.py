@@ -24,13 +24,15 @@ from taskqd.storage.boot import boot_pool
 from taskqd.storage.connect import create_pool
 from taskqd.storage.credentials import Credential, login_of
 from taskqd.storage.groups import GroupRow
-from taskqd.storage.listener import WakeListener
+from taskqd.storage.listener import Listener
 from taskqd.storage.release import release_workers
 from taskqd.storage.rotation import Rotation, told
+from taskqd.storage.schema_name import cancel_channel, wake_channel
 from taskqd.storage.statements import load
 from taskqd.storage.swap import SwapPool
 from taskqd.storage.turn import Turn
 from taskqd.worker.attempt import Attempt, Leases
+from taskqd.worker.cancel import CancelLadder
 from taskqd.worker.completer import Completer
 from taskqd.worker.consumer import Consumers
 from taskqd.worker.heartbeat import Heartbeat
@@ -109,6 +111,16 @@ class Engine:
             result_max_bytes=settings.result_max_bytes,
             message_max_chars=settings.exception_message_max_chars,
         )
+        self._ladder = CancelLadder(
+            dispatch_pool,
+            schema,
+            self._leases,
+            self.consumers,
+            self.completer,
+            grace=settings.cancellation_grace_period,
+            cleanup_grace=settings.cleanup_grace_period,
+            command_timeout=settings.dispatcher_command_timeout,
+        )
         self.heartbeat = Heartbeat(
             settings.direct_dsn(),
             schema,
@@ -126,18 +138,19 @@ class Engine:
             ),
             max_failures=settings.max_heartbeat_failures,
             on_lost=self._on_lost,
+            on_cancelled=self._ladder.begin,
             on_isolated=self._on_isolated,
             on_recovered=self._on_recovered,
             on_unprovable=lambda why: trip("lease", why),
             login=login_of(settings),
         )
-        self.listener: WakeListener | None = None
+        self.listener: Listener | None = None
         if settings.notify_enabled:
-            self.listener = WakeListener(
+            self.listener = Listener(
                 settings.direct_dsn(),
                 schema,
                 group,
-                on_wake=self._woken,
+                {wake_channel(schema): self._woken, cancel_channel(schema): self.heartbeat.beat_soon},
                 on_failure=loop_failed,
                 check_interval=settings.notify_health_check_interval,
                 setup_timeout=settings.notify_listener_setup_timeout,
@@ -280,12 +293,17 @@ class Engine:
         self._apply_pause()
         self._hand_back(self.slots.take_all(), ISOLATED)
         self.consumers.request_stop(CancelOrigin.SHUTDOWN)
-        self.consumers.cancel()
+        self._cancel_all()
 
     def _on_recovered(self) -> None:
         _log.info("worker-recovered")
         self.isolated = False
+        self._ladder.hurry(False)
         self._apply_pause()
+
+    def _cancel_all(self) -> None:
+        self._ladder.hurry()
+        self.consumers.cancel()
 
     def _hand_back(self, attempts: list[Attempt], cause: str) -> None:
         for attempt in attempts:
@@ -308,7 +326,7 @@ class Engine:
         claims = asyncio.ensure_future(self._end_claims())
         if not await self._consumers_ended(lambda: plan.cancel_at, plan_changed):
             enter("cancelling")
-            self.consumers.cancel()
+            self._cancel_all()
             if not await self._consumers_ended(lambda: plan.force_at, plan_changed):
                 enter("releasing")
                 self._release_running()
@@ -341,7 +359,11 @@ class Engine:
     def _release_running(self) -> None:
         """Hand back what ignored its cancellation. A plain function's row stays: its thread still works on it."""
         for attempt in self.consumers.running:
-            if attempt.started_at is not None and not attempt.ref.is_sync and not attempt.overdue:
+            if attempt.started_at is None or attempt.ref.is_sync or attempt.given_up:
+                continue
+            if attempt.climb is not None:
+                self._ladder.abandon(attempt)
+            else:
                 attempt.disowned = True
                 self.completer.submit(Released(attempt, time.monotonic() - attempt.started_at, SHUTDOWN))
 

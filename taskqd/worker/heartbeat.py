@@ -19,6 +19,9 @@ from taskqd.storage.statements import load
 from taskqd.storage.swap import OPEN_TIMEOUT
 from taskqd.worker.attempt import Attempt, Leases
 
+CLOSEST_BEATS = 0.05
+"""Seconds between a notification and the beat that it asks for, so that a thousand of them are one beat."""
+
 _log = get_logger("taskqd.heartbeat")
 
 
@@ -29,7 +32,8 @@ class Heartbeat:
     A beat renews the leases of a snapshot of (id, epoch) that have less than ``threshold`` seconds left, and stamps
     the worker's presence, within ``command_timeout`` seconds in all. More than ``max_failures`` failed beats in a row
     call ``on_isolated()``; the next good one ``on_recovered()``. ``on_lost(attempts)`` gets the attempts that are no
-    longer ours. These are called on the main loop.
+    longer ours, ``on_cancelled(pairs)`` the (id, epoch) of ours whose jobs were cancelled. These are called on the main
+    loop.
 
     ``on_unprovable(why)`` is called on this thread, and must end the process, when attempts are still held one command
     timeout before their leases can have ended, by the local clock counted from the sending of the last good beat, or
@@ -50,6 +54,7 @@ class Heartbeat:
         threshold: float,
         max_failures: int,
         on_lost: Callable[[Sequence[Attempt]], None],
+        on_cancelled: Callable[[Sequence[tuple[UUID, int]]], None],
         on_isolated: Callable[[], None],
         on_recovered: Callable[[], None],
         on_unprovable: Callable[[str], None],
@@ -68,12 +73,14 @@ class Heartbeat:
         self._threshold = threshold
         self._max_failures = max_failures
         self._on_lost = on_lost
+        self._on_cancelled = on_cancelled
         self._on_isolated = on_isolated
         self._on_recovered = on_recovered
         self._on_unprovable = on_unprovable
         self._main_loop: asyncio.AbstractEventLoop | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: asyncio.Event | None = None
+        self._stopping = False
+        self._woken: asyncio.Event | None = None
         self._connection: asyncpg.Connection | None = None
         self._in_use: asyncio.Lock | None = None
         self._thread = threading.Thread(target=self._run, name="taskqd-heartbeat", daemon=True)
@@ -88,9 +95,14 @@ class Heartbeat:
 
     def stop(self) -> None:
         """Ask the thread to end after the beat it is in."""
-        loop, stop = self._loop, self._stop
-        if loop is not None and stop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(stop.set)
+        self._stopping = True
+        self.beat_soon()
+
+    def beat_soon(self) -> None:
+        """Beat again without waiting for the interval: there may be something to hear."""
+        loop, woken = self._loop, self._woken
+        if loop is not None and woken is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(woken.set)
 
     async def wait_stopped(self, timeout: float) -> None:
         """Wait until the thread has closed its connection, at most ``timeout`` seconds."""
@@ -120,9 +132,10 @@ class Heartbeat:
 
     async def _beat_until_stopped(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
+        self._woken = asyncio.Event()
         self._in_use = asyncio.Lock()
-        while not self._stop.is_set():
+        while not self._stopping:
+            self._woken.clear()
             began = time.monotonic()
             self._check_provable(began)
             good = await self._try_beat(began)
@@ -131,7 +144,9 @@ class Heartbeat:
             wait = min(next_beat, max(self._provable_until, began + 0.05)) - time.monotonic()
             try:
                 async with asyncio.timeout(max(0.0, wait)):
-                    await self._stop.wait()
+                    await self._woken.wait()
+                if not self._stopping:
+                    await asyncio.sleep(CLOSEST_BEATS)
             except TimeoutError:
                 continue
         await self._disconnect()
@@ -182,6 +197,9 @@ class Heartbeat:
         if lost:
             gone = {(record["id"], record["epoch"]) for record in lost}
             self._tell(self._on_lost, [one for one in attempts if (one.job_id, one.epoch) in gone])
+        cancelled = await self._connection.fetch(self._sql.cancelled, self._worker_id)
+        if cancelled:
+            self._tell(self._on_cancelled, [(record["id"], record["epoch"]) for record in cancelled])
 
     async def _connect(self, timeout: float) -> asyncpg.Connection:
         return await connect(

@@ -52,11 +52,21 @@ class Released:
     cause: str
 
 
-Outcome = Succeeded | Failed | Snoozed | Released
+@dataclass(slots=True)
+class Abandoned:
+    """The job was cancelled and its handler has outlasted both graces; it may still run, and nobody waits for it."""
+
+    attempt: Attempt
+    seconds: float
+
+
+Outcome = Succeeded | Failed | Snoozed | Released | Abandoned
 
 SHUTDOWN = "worker_shutdown"
 """Cause of a release by a worker that stops."""
 UNSTARTED = "unstarted"
 """Cause of a release of rows that waited in the local queue for too long."""
+CANCELLED = "cancelled"
+"""Cause of a release of a row whose job was cancelled before its handler began."""
 ISOLATED = "heartbeat_lost"
 """Cause of a release by a worker that cannot renew its leases."""

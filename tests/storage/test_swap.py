@@ -13,7 +13,7 @@ import pytest
 from taskqd.storage import swap as module
 from taskqd.storage.connect import create_pool
 from taskqd.storage.credentials import EXPIRY_MARGIN, Credential, CredentialError, Login
-from taskqd.storage.listener import WakeListener
+from taskqd.storage.listener import Listener
 from taskqd.storage.rotation import Result, Rotation
 from taskqd.storage.schema_name import wake_channel
 from taskqd.storage.swap import SwapPool
@@ -158,11 +158,11 @@ async def test_a_swap_that_a_close_overtakes_opens_nothing_for_good(opener: Open
 async def test_a_listener_that_is_renewed_misses_nothing(dsn: str, schema: str, conn: asyncpg.Connection) -> None:
     heard: list[float] = []
     failed: list[object] = []
-    listener = WakeListener(
+    listener = Listener(
         dsn,
         schema,
         "g",
-        on_wake=lambda: heard.append(time.monotonic()),
+        {wake_channel(schema): lambda: heard.append(time.monotonic())},
         on_failure=lambda *why: failed.append(why),
         check_interval=3600,
         setup_timeout=10,

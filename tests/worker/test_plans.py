@@ -59,7 +59,9 @@ CASES: dict[str, tuple[str, tuple[Any, ...], str]] = {
         "jobs_pkey",
     ),
     "settle_snoozed": ("worker", (*PAIRS, SECONDS, SECONDS), "jobs_pkey"),
-    "settle_released": ("worker", (*PAIRS, SECONDS, "worker_shutdown"), "jobs_pkey"),
+    "settle_released": ("worker", (*PAIRS, SECONDS, TEXTS), "jobs_pkey"),
+    "settle_abandoned": ("worker", (*PAIRS, SECONDS), "jobs_pkey"),
+    "cancelled": ("worker", (new_uuid(),), "jobs_cancel"),
     "settle_state": ("worker", PAIRS, "jobs_pkey"),
     "promote": ("scheduler", (1000, FUTURE), "jobs_due"),
 }
@@ -161,7 +163,7 @@ async def test_the_plan_is_the_one_that_was_measured(
         if index == "jobs_claim":
             assert "route =" in condition, text
             assert "lane = ''" in condition, text
-        elif index == "jobs_pkey":
+        elif index in ("jobs_pkey", "jobs_cancel"):
             assert "id =" in condition, text
         else:
             assert "scheduled_at >=" in condition, text

@@ -54,8 +54,11 @@ class Settlement:
 
     async def released(self, *pairs: tuple[UUID, int], ran: float | None = 1.5) -> set[UUID]:
         return await self._counted(
-            self.jobs.worker_sql.settle_released, *_columns(pairs), [ran] * len(pairs), "worker_shutdown"
+            self.jobs.worker_sql.settle_released, *_columns(pairs), [ran] * len(pairs), ["worker_shutdown"] * len(pairs)
         )
+
+    async def abandoned(self, *pairs: tuple[UUID, int]) -> set[UUID]:
+        return await self._counted(self.jobs.worker_sql.settle_abandoned, *_columns(pairs), [1.5] * len(pairs))
 
     async def _counted(self, statement: str, *arguments: Any) -> set[UUID]:
         self.counts = await self.jobs.conn.fetchrow(statement, *arguments)
@@ -67,7 +70,7 @@ def _columns(pairs: tuple[tuple[UUID, int], ...]) -> tuple[list[UUID], list[int]
     return [job_id for job_id, _ in pairs], [epoch for _, epoch in pairs]
 
 
-VERBS = ("succeeded", "failed", "snoozed", "released")
+VERBS = ("succeeded", "failed", "snoozed", "released", "abandoned")
 ON_EVERY_VERB = pytest.mark.parametrize("verb", VERBS)
 
 
@@ -161,7 +164,7 @@ async def test_no_verb_lowers_the_epoch_and_only_the_own_end_keeps_it(
     (job,) = await jobs.running(worker)
     await getattr(settle, verb)((job, 1))
     row = await jobs.row(job)
-    assert row["epoch"] == (1 if verb == "succeeded" else 2)
+    assert row["epoch"] == (1 if verb in ("succeeded", "abandoned") else 2)
     assert row["lock_expires_at"] is None
 
 

@@ -54,6 +54,71 @@ select id, actor, queue, route, status::text as status, priority, attempt, max_a
     metadata::text as metadata, tags, error_class, error_message, error_traceback
 from {schema}.jobs where batch_id = $1::uuid and id > $2::uuid order by id limit $3::int
 
+-- name: cancel
+-- Cancels one job: at once while it waits, by asking its attempt while it runs; one that has ended stays as it is. Tells
+-- the workers at commit. Primary key of jobs.
+with locked as materialized (
+    select id, status from {schema}.jobs where id = $1::uuid for no key update
+), ended as (
+    update {schema}.jobs j set
+        status = 'cancelled', epoch = j.epoch + 1, finished_at = clock_timestamp(),
+        cancel_requested_at = clock_timestamp(), cancel_phase = 0,
+        error_class = 'CancelledBeforeStart', error_message = $2::text, error_traceback = null,
+        idempotency_freed = j.unique_while_active
+    from locked l where j.id = l.id and l.status in ('scheduled', 'pending')
+    returning j.status
+), requested as (
+    update {schema}.jobs j set cancel_requested_at = clock_timestamp(), cancel_phase = 1
+    from locked l where j.id = l.id and l.status = 'running' and j.cancel_requested_at is null
+    returning j.status
+), done as (
+    select status from ended union all select status from requested
+), noted as (
+    insert into {schema}.job_events (job_id, kind, detail)
+    select l.id, 'cancel', jsonb_build_object('from_state', l.status, 'to_state', d.status, 'reason', $2::text)
+    from locked l, done d
+)
+select l.status::text as before, coalesce(d.status, l.status)::text as after, d.status is not null as initiated,
+    (select {schema}.notify_cancel() where d.status = 'running')
+from locked l left join done d on true
+
+-- name: retry
+-- Puts an ended job back into its queue, with one attempt more where it had none left; its end is kept in job_attempts.
+-- Answers the status it had; a job that has not ended is left alone. Primary key of jobs, then job_attempts and
+-- actor_config by theirs.
+with locked as materialized (
+    select * from {schema}.jobs where id = $1::uuid for update
+), ended as materialized (
+    select * from locked where status in ('succeeded', 'failed', 'cancelled', 'crashed', 'abandoned')
+), attempted as (
+    insert into {schema}.job_attempts (job_id, epoch, attempt, worker_id, claimed_at, started_at, finished_at, outcome,
+        error_class, error_message, error_traceback)
+    select e.id, e.epoch, e.attempt, e.worker_id, e.claimed_at, e.started_at, e.finished_at, e.status::text,
+        e.error_class, e.error_message, e.error_traceback
+    from ended e
+    on conflict (job_id, epoch) do nothing
+), noted as (
+    insert into {schema}.job_events (job_id, kind, detail)
+    select e.id, 'retry', jsonb_build_object('from_state', e.status, 'to_state', 'pending') from ended e
+), pended as (
+    update {schema}.jobs j set
+        status = 'pending', epoch = j.epoch + 1, scheduled_at = clock_timestamp(),
+        max_attempts = greatest(j.max_attempts, j.attempt + 1),
+        finished_at = null, started_at = null, claimed_at = null, worker_id = null, last_heartbeat_at = null,
+        cancel_requested_at = null, cancel_phase = 0,
+        schedule_to_close = case when j.schedule_to_close > clock_timestamp() then j.schedule_to_close end,
+        result = null, result_size_bytes = null, result_expires_at = null,
+        error_class = null, error_message = null, error_traceback = null,
+        idempotency_freed = false,
+        route = coalesce(c.queue, j.queue), lane = ''
+    from ended e left join {schema}.actor_config c on c.actor = e.actor
+    where j.id = e.id
+    returning j.id
+)
+select l.status::text as before, exists (select from pended) as retried,
+    (select {schema}.wake() where exists (select from pended))
+from locked l
+
 -- name: job_status
 -- The status of one job. Primary key.
 select status::text from {schema}.jobs where id = $1::uuid

@@ -120,6 +120,16 @@ select g.id, g.epoch
 from given g left join {schema}.jobs j on j.id = any(array[g.id])
 where j.id is null or j.epoch <> g.epoch or j.lock_expires_at is null
 
+-- name: cancelled
+-- The running attempts of this worker whose jobs were cancelled. Serves from jobs_cancel.
+select id, epoch from {schema}.jobs
+where worker_id = $1::uuid and cancel_requested_at is not null and status = 'running'
+
+-- name: force_cancel
+-- Records, before its task is cancelled, that an attempt ignored the request. Primary key.
+update {schema}.jobs set cancel_phase = 2
+where id = $1::uuid and epoch = $2::int and lock_expires_at is not null
+
 -- name: settle_succeeded
 -- Ends attempts well. Answers the ids it applied to; the caller asks `settle_state` about the rest. Primary key of
 -- jobs: no index predicate is repeated, so no statistics can turn this into a walk over the running index. The lateral
@@ -147,8 +157,9 @@ with given as materialized (
 select array_agg(id) from settled
 
 -- name: settle_failed
--- Ends attempts badly: each waits for its next attempt where it may have one, else its job fails. $8 null waits on the
--- row's own retry curve; $9 names the error class of a job that has no attempt left, null keeps the error's own.
+-- Ends attempts badly: each waits for its next attempt where it may have one, else its job fails, or is cancelled where
+-- that was asked. $8 null waits on the row's own retry curve; $9 names the error class of a job that has no attempt
+-- left, null keeps the error's own.
 -- Primary key of jobs, then job_attempts and actor_config by theirs.
 with given as materialized (
     select * from unnest($1::uuid[], $2::int[], $3::float8[], $4::text[], $5::text[], $6::text[], $7::bool[], $8::float8[],
@@ -156,6 +167,7 @@ with given as materialized (
         as g(id, epoch, run_seconds, error_class, error_message, error_traceback, retryable, delay, exhausted_class)
 ), locked as materialized (
     select g.*, j.attempt, j.worker_id, j.claimed_at, j.actor, j.schedule_to_close,
+        j.cancel_requested_at is not null as cancelling,
         coalesce(j.started_at, clock_timestamp() - make_interval(secs => g.run_seconds)) as started_at,
         g.retryable and j.retry_kind <> 'non_retryable'
             and (j.retry_kind = 'indefinite' or j.attempt < j.max_attempts) as may_retry,
@@ -166,7 +178,7 @@ with given as materialized (
     for no key update of j skip locked
 ), decided as materialized (
     select l.*,
-        l.may_retry and (l.schedule_to_close is null or clock_timestamp() + l.wait < l.schedule_to_close) as again
+        l.may_retry and not l.cancelling and (l.schedule_to_close is null or clock_timestamp() + l.wait < l.schedule_to_close) as again
     from locked l
 ), attempted as (
     insert into {schema}.job_attempts (job_id, epoch, attempt, worker_id, claimed_at, started_at, outcome, error_class,
@@ -177,8 +189,8 @@ with given as materialized (
     on conflict (job_id, epoch) do nothing
 ), settled as (
     update {schema}.jobs j set
-        status = (case when not d.again then 'failed' when d.wait > interval '0' then 'scheduled'
-                       else 'pending' end)::{schema}.job_status,
+        status = (case when d.cancelling then 'cancelled' when not d.again then 'failed'
+                       when d.wait > interval '0' then 'scheduled' else 'pending' end)::{schema}.job_status,
         epoch = j.epoch + d.again::int,
         scheduled_at = case when d.again then clock_timestamp() + d.wait else j.scheduled_at end,
         finished_at = case when d.again then null else clock_timestamp() end,
@@ -187,10 +199,12 @@ with given as materialized (
         worker_id = case when d.again then null else j.worker_id end,
         lock_expires_at = null, cancel_phase = 0,
         error_class = case when d.again then d.error_class
+                           when d.cancelling and j.cancel_phase = 2 then 'CancelledForced'
+                           when d.cancelling then 'CancelledCooperatively'
                            when d.may_retry then 'DeadlineExceeded'
                            when d.retryable then coalesce(d.exhausted_class, d.error_class)
                            else d.error_class end,
-        error_message = case when not d.again and d.may_retry then 'schedule_to_close reached before next dispatch'
+        error_message = case when not d.again and d.may_retry and not d.cancelling then 'schedule_to_close reached before next dispatch'
                              else d.error_message end,
         error_traceback = d.error_traceback,
         idempotency_freed = j.unique_while_active and not d.again,
@@ -205,15 +219,16 @@ select array_agg(id) as ids, count(*) filter (where status = 'pending') as repen
 from settled
 
 -- name: settle_snoozed
--- Puts jobs off and gives their attempt back. One that would land past its schedule_to_close fails instead. Primary
--- key of jobs, then job_attempts and actor_config by theirs.
+-- Puts jobs off and gives their attempt back. One that would land past its schedule_to_close fails instead, and one
+-- that was cancelled ends. Primary key of jobs, then job_attempts and actor_config by theirs.
 with given as materialized (
     select * from unnest($1::uuid[], $2::int[], $3::float8[], $4::float8[]) as g(id, epoch, run_seconds, delay)
 ), locked as materialized (
     select g.*, j.attempt, j.worker_id, j.claimed_at, j.actor,
         coalesce(j.started_at, clock_timestamp() - make_interval(secs => g.run_seconds)) as started_at,
-        j.schedule_to_close is null
-            or clock_timestamp() + make_interval(secs => g.delay) < j.schedule_to_close as again
+        j.cancel_requested_at is not null as cancelling,
+        j.cancel_requested_at is null and (j.schedule_to_close is null
+            or clock_timestamp() + make_interval(secs => g.delay) < j.schedule_to_close) as again
     from given g join {schema}.jobs j on j.id = any(array[g.id])
     where j.epoch = g.epoch and j.lock_expires_at is not null
     for no key update of j skip locked
@@ -224,8 +239,8 @@ with given as materialized (
     on conflict (job_id, epoch) do nothing
 ), settled as (
     update {schema}.jobs j set
-        status = (case when not l.again then 'failed' when l.delay > 0 then 'scheduled'
-                       else 'pending' end)::{schema}.job_status,
+        status = (case when l.cancelling then 'cancelled' when not l.again then 'failed'
+                       when l.delay > 0 then 'scheduled' else 'pending' end)::{schema}.job_status,
         epoch = j.epoch + l.again::int,
         attempt = j.attempt - l.again::int,
         snooze_count = j.snooze_count + 1,
@@ -235,9 +250,12 @@ with given as materialized (
         claimed_at = case when l.again then null else j.claimed_at end,
         worker_id = case when l.again then null else j.worker_id end,
         lock_expires_at = null, cancel_phase = 0,
-        error_class = case when l.again then j.error_class else 'DeadlineExceeded' end,
+        error_class = case when l.again then j.error_class
+                           when l.cancelling and j.cancel_phase = 2 then 'CancelledForced'
+                           when l.cancelling then 'CancelledCooperatively'
+                           else 'DeadlineExceeded' end,
         error_message = case when l.again then j.error_message
-                             else 'schedule_to_close reached before next dispatch' end,
+                             when not l.cancelling then 'schedule_to_close reached before next dispatch' end,
         idempotency_freed = j.unique_while_active and not l.again,
         route = case when l.again then coalesce(c.queue, j.queue) else j.route end,
         lane = case when l.again then '' else j.lane end
@@ -251,12 +269,13 @@ from settled
 
 -- name: settle_released
 -- Hands rows back to the fleet: an attempt that had begun is an interrupt (spent, counted, never the end of a job); one
--- that had not is refunded and leaves no trace. Wakes other workers. Primary key of jobs, then job_attempts and
--- actor_config by theirs.
+-- that had not is refunded and leaves no trace. A job that was cancelled ends instead. Wakes other workers. Primary key
+-- of jobs, then job_attempts and actor_config by theirs.
 with given as materialized (
-    select g.*, $4::text as cause from unnest($1::uuid[], $2::int[], $3::float8[]) as g(id, epoch, run_seconds)
+    select * from unnest($1::uuid[], $2::int[], $3::float8[], $4::text[]) as g(id, epoch, run_seconds, cause)
 ), locked as materialized (
     select g.*, j.attempt, j.worker_id, j.claimed_at, j.actor, g.run_seconds is not null as began,
+        j.cancel_requested_at is null as again,
         coalesce(j.started_at, clock_timestamp() - make_interval(secs => g.run_seconds)) as started_at
     from given g join {schema}.jobs j on j.id = any(array[g.id])
     where j.epoch = g.epoch and j.lock_expires_at is not null
@@ -264,21 +283,60 @@ with given as materialized (
 ), attempted as (
     insert into {schema}.job_attempts (job_id, epoch, attempt, worker_id, claimed_at, started_at, outcome, cause)
     select l.id, l.epoch, l.attempt, l.worker_id, l.claimed_at, l.started_at, 'interrupted', l.cause
-    from locked l where l.began
+    from locked l where l.began and l.again
     on conflict (job_id, epoch) do nothing
 ), settled as (
     update {schema}.jobs j set
-        status = 'pending', epoch = j.epoch + 1,
+        status = (case when l.again then 'pending' else 'cancelled' end)::{schema}.job_status,
+        epoch = j.epoch + l.again::int,
         attempt = j.attempt - (not l.began)::int,
-        interrupt_count = j.interrupt_count + l.began::int,
-        started_at = null, claimed_at = null, worker_id = null, lock_expires_at = null, last_heartbeat_at = null,
-        cancel_phase = 0,
-        route = coalesce(c.queue, j.queue), lane = ''
+        interrupt_count = j.interrupt_count + (l.began and l.again)::int,
+        finished_at = case when l.again then null else clock_timestamp() end,
+        started_at = case when l.again then null else l.started_at end,
+        claimed_at = case when l.again then null else j.claimed_at end,
+        worker_id = case when l.again then null else j.worker_id end,
+        lock_expires_at = null, last_heartbeat_at = null, cancel_phase = 0,
+        error_class = case when l.again then j.error_class
+                           when not l.began then 'CancelledBeforeStart'
+                           when j.cancel_phase = 2 then 'CancelledForced'
+                           else 'CancelledCooperatively' end,
+        error_message = case when l.again then j.error_message end,
+        error_traceback = case when l.again then j.error_traceback end,
+        idempotency_freed = j.unique_while_active and not l.again,
+        route = case when l.again then coalesce(c.queue, j.queue) else j.route end,
+        lane = case when l.again then '' else j.lane end
     from locked l left join {schema}.actor_config c on c.actor = l.actor
     where j.id = any(array[l.id])
+    returning j.id, j.status
+)
+select array_agg(id) as ids, count(*) filter (where status = 'pending') as repended, 0::bigint as failed,
+    (select {schema}.wake() where exists (select from settled where status = 'pending'))
+from settled
+
+-- name: settle_abandoned
+-- Ends attempts of cancelled jobs whose handlers outlasted every grace. Primary key of jobs.
+with given as materialized (
+    select * from unnest($1::uuid[], $2::int[], $3::float8[]) as g(id, epoch, run_seconds)
+), locked as materialized (
+    select g.* from given g join {schema}.jobs j on j.id = any(array[g.id])
+    where j.epoch = g.epoch and j.lock_expires_at is not null
+    for no key update of j skip locked
+), noted as (
+    insert into {schema}.job_events (job_id, kind, detail)
+    select l.id, 'state_change', jsonb_build_object('from_state', 'running', 'to_state', 'abandoned',
+        'reason', 'cancel', 'epoch', l.epoch)
+    from locked l
+), settled as (
+    update {schema}.jobs j set
+        status = 'abandoned', finished_at = clock_timestamp(), lock_expires_at = null, cancel_phase = 0,
+        started_at = coalesce(j.started_at, clock_timestamp() - make_interval(secs => l.run_seconds)),
+        error_class = 'CancelAbandoned', error_message = 'the actor did not end after it was cancelled',
+        error_traceback = null,
+        idempotency_freed = j.unique_while_active
+    from locked l where j.id = any(array[l.id])
     returning j.id
 )
-select array_agg(id) as ids, count(*) as repended, 0::bigint as failed, (select {schema}.wake()) from settled
+select array_agg(id) as ids, 0::bigint as repended, 0::bigint as failed from settled
 
 -- name: settle_state
 -- Where attempts stand that a settlement did not apply to: still this attempt's (somebody holds the row locked), ended

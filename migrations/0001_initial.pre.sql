@@ -403,7 +403,7 @@ begin
     end if;
     with due as materialized (
         select j.id, j.actor, j.epoch, j.attempt, j.worker_id, j.claimed_at, j.started_at,
-            w.stopping_at is not null as stopping,
+            w.stopping_at is not null and j.cancel_requested_at is null as stopping,
             case when w.dead_at is not null then 'worker_dead'
                  when j.lock_expires_at < clock_timestamp() then 'lock_expired'
                  else 'heartbeat_timeout' end as cause,
@@ -459,7 +459,7 @@ begin
             lock_expires_at = null,
             last_heartbeat_at = null,
             cancel_requested_at = case when d.next in ('pending', 'scheduled') then null else j.cancel_requested_at end,
-            cancel_phase = case when d.next in ('pending', 'scheduled') then 0 else j.cancel_phase end,
+            cancel_phase = 0,
             interrupt_count = j.interrupt_count + d.stopping::int,
             idempotency_freed = j.unique_while_active and d.next not in ('pending', 'scheduled'),
             error_class = case when d.stopping then j.error_class when d.next = 'failed' then 'DeadlineExceeded'

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from scripts import life_reference
 from scripts.settings_reference import render
 from scripts.state_diagram import explore
 from scripts.state_diagram import render as render_states
@@ -48,7 +49,8 @@ def test_every_exit_code_is_explained() -> None:
 
 
 def test_every_status_is_in_the_life_of_a_job() -> None:
-    life = ARCHITECTURE.partition("## The life of a job")[2].partition("\n## ")[0]
+    life = life_reference.render()
+    assert (DOCS / "life.md").read_text() == life, "run scripts/docs"
     for status in JobStatus:
         assert f"`{status}`" in life
 

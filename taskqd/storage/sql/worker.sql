@@ -128,7 +128,7 @@ where worker_id = $1::uuid and cancel_requested_at is not null and status = 'run
 -- name: force_cancel
 -- Records, before its task is cancelled, that an attempt ignored the request. Primary key.
 update {schema}.jobs set cancel_phase = 2
-where id = $1::uuid and epoch = $2::int and lock_expires_at is not null
+where id = $1::uuid and epoch = $2::int and lock_expires_at is not null and cancel_requested_at is not null
 
 -- name: settle_succeeded
 -- Ends attempts well. Answers the ids it applied to; the caller asks `settle_state` about the rest. Primary key of

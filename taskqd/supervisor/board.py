@@ -203,8 +203,8 @@ class Board:
             *self._per_child("taskqd_child_slots", "Jobs it may run at once.", lambda c: _number(c, "slots")),
             *_gauge(
                 "taskqd_connections_budget",
-                "Database connections: needed at most, and available.",
-                [(f'{{kind="{kind}"}}', self.budget.get(kind)) for kind in ("required", "available")],
+                "Database connections: needed at most, in a roll with new credentials, available, and taken by others.",
+                [(f'{{kind="{kind}"}}', self.budget.get(kind)) for kind in ("required", "peak", "available", "taken")],
             ),
             *_gauge(
                 "taskqd_supervisor_longest_gap_seconds",

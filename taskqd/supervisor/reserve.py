@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -17,7 +18,7 @@ import asyncpg
 from taskqd.domain.errors import BudgetExceededError, DatabaseUnavailableError
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.settings import Settings
-from taskqd.storage.connect import close, connect, connect_with_retry
+from taskqd.storage.connect import CONNECT_ERRORS, close, connect, connect_with_retry, explain
 from taskqd.storage.credentials import login_of
 from taskqd.storage.groups import declare
 from taskqd.storage.limits import Asker, ConnectionLimits, read_connection_limits
@@ -63,7 +64,7 @@ async def reserve(settings: Settings, group: str, fleet: Fleet, *, enforce: bool
     """
     pooler = await _ask_pooler(settings, fleet, link)
     fleet = _behind(fleet, pooler)
-    conn = await _connect_for_run(settings, group, link)
+    conn = await connect_for_run(settings, group, link)
     deadline = time.monotonic() + _PATIENCE
     limits: Limits | None = None
 
@@ -75,16 +76,14 @@ async def reserve(settings: Settings, group: str, fleet: Fleet, *, enforce: bool
         extra = fleet.rotation + fleet.surge if held else fleet.unasked
         return grant(limits if enforce else None, fleet.outside, max(fleet.own, held), extra)
 
-    try:
+    async with asking(conn, settings):
         await check_schema(conn, settings.schema_name)
         while True:
-            await declare(conn, _asker(settings, group), decide)
+            await declare(conn, asker_of(settings, group), decide)
             crowded = enforce and judge_fleet(fleet, limits).fit is Fit.CROWDED
             if not crowded or time.monotonic() >= deadline:
                 return Found(fleet, limits, pooler)
             await asyncio.sleep(_LOOK_AGAIN)
-    finally:
-        await close(conn, LOOK_TIMEOUT)
 
 
 async def reserve_more(
@@ -102,10 +101,8 @@ async def reserve_more(
         tight.append(min(_limits(found), key=lambda each: each.room(outside)))
         return grant(tight[0] if enforce else None, outside, wanted, extra)
 
-    try:
-        await declare(conn, _asker(settings, group), decide)
-    finally:
-        await close(conn, LOOK_TIMEOUT)
+    async with asking(conn, settings):
+        await declare(conn, asker_of(settings, group), decide)
     return tight[0]
 
 
@@ -123,14 +120,24 @@ async def look(settings: Settings, group: str, fleet: Fleet, link: Link) -> Foun
     except DatabaseUnavailableError as error:
         link.warn(f"not compared with the server: {error}")
         return Found(fleet, None, pooler)
-    try:
-        found = await read_connection_limits(conn, replace(_asker(settings, group), host=None))
-    finally:
-        await close(conn, LOOK_TIMEOUT)
+    async with asking(conn, settings):
+        found = await read_connection_limits(conn, replace(asker_of(settings, group), host=None))
     return Found(fleet, tightest(fleet, _limits(found)), pooler)
 
 
-def _asker(settings: Settings, group: str) -> Asker:
+@asynccontextmanager
+async def asking(conn: asyncpg.Connection, settings: Settings) -> AsyncIterator[None]:
+    """Close ``conn`` in the end. Errors of the database become ours: it may be away, or refuse us its tables."""
+    try:
+        yield
+    except CONNECT_ERRORS as error:
+        raise explain(error, settings.direct_dsn()) from None
+    finally:
+        await close(conn, LOOK_TIMEOUT)
+
+
+def asker_of(settings: Settings, group: str) -> Asker:
+    """Return who asks: the group on this host."""
     return Asker(settings.schema_name, group, socket.gethostname())
 
 
@@ -172,7 +179,8 @@ async def connect_in_time(settings: Settings, group: str, role: str) -> asyncpg.
     )
 
 
-async def _connect_for_run(settings: Settings, group: str, link: Link) -> asyncpg.Connection:
+async def connect_for_run(settings: Settings, group: str, link: Link) -> asyncpg.Connection:
+    """Connect, and try a database that does not let us in again for as long as a process does at its boot."""
     timeout = settings.database_boot_timeout
     link.step("connecting to the database", timeout + DATABASE_MARGIN)
     try:

@@ -177,3 +177,17 @@ async def test_the_budget_of_several_supervisors_beside_their_neighbours(
     code, most = await asyncio.to_thread(budget, g.directory, child_env, "--fleet", "13")
     assert (code, most["verdict"]) == (78, "never fits")
     assert g.stop() == 0
+
+
+async def test_a_role_that_may_not_declare_is_told_so(
+    group: StartGroup, server: Server, conn: asyncpg.Connection
+) -> None:
+    role = f"reader_{uuid.uuid4().hex[:8]}"
+    await conn.execute(f"create role {role} login")
+    await conn.execute(f"grant pg_read_all_data to {role}")
+    try:
+        g = group(TASKQ_PG_DSN=server.dsn(role))
+        assert g.command.wait() == 78
+        assert "permission denied for table groups" in g.command.stderr
+    finally:
+        await conn.execute(f"drop role {role}")

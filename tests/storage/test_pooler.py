@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from taskqd.storage.pooler import PoolerLimits, Console, ask_pooler
+from taskqd.storage.pooler import Console, PoolerLimits, ask_pooler
 from tests.postgres import Server
 from tests.support import Command, child_environment, wait_until
 

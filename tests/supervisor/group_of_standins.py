@@ -10,12 +10,15 @@ import asyncio
 import errno
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from taskqd.domain.errors import TaskQError
 from taskqd.supervisor import memory, watch
 from taskqd.supervisor.group import run_group
-from taskqd.supervisor.plan import ChildSpec
+from taskqd.supervisor.plan import ChildSpec, Plan
+from taskqd.supervisor.spawn import child_command
 
 ZYGOTE = str(Path(__file__).with_name("standin_zygote.py"))
 STANDIN = str(Path(__file__).with_name("standin.py"))
@@ -29,7 +32,17 @@ def count_in_file() -> None:
     memory._counter_files = lambda: iter(["memory.events"])  # type: ignore[assignment]
 
 
-ADJUSTMENTS = {"samples-often": sample_often, "counts-in-file": count_in_file}
+def be_stale_soon() -> None:
+    whole = Plan.from_json
+
+    def read(data: Any) -> Plan:
+        plan = whole(data)
+        return replace(plan, children=tuple(replace(spec, database_stale_after=3.0) for spec in plan.children))
+
+    Plan.from_json = read  # type: ignore[method-assign]
+
+
+ADJUSTMENTS = {"samples-often": sample_often, "counts-in-file": count_in_file, "stale-soon": be_stale_soon}
 """What a test may change of the supervisor itself: what would take minutes, or needs what a machine may lack."""
 
 
@@ -42,6 +55,8 @@ def main() -> int:
 
     def command(spec: ChildSpec) -> list[str]:
         wanted = modes.get(spec.name, [])
+        if wanted == ["real"]:
+            return child_command(spec)
         if wanted == ["missing-program"]:
             return ["/nonexistent/program"]
         if wanted == ["no-memory"]:

@@ -70,19 +70,6 @@ def test_what_children_are_given(group: StartGroup) -> None:
     assert g.stop() == 0, g.command.stderr
 
 
-def test_a_database_that_is_away_restarts_nobody_and_unreadies_the_group(group: StartGroup) -> None:
-    g = group(modes={"io": "database-away"})
-    g.wait_for("ready")
-    wait_until(lambda: g.ask("/ready")[0] == 503)
-    assert "the database has not answered io.0" in g.ask("/ready")[1]["reason"]
-    assert g.ask("/live")[0] == 200
-    (child,) = g.ask("/status")[1]["children"]
-    assert child["verdict"] == "environment"
-    assert [event["verdict"].partition(":")[0] for event in g.events("verdict")] == ["environment"]
-    assert not g.events("child-exit")
-    assert g.stop() == 0, g.command.stderr
-
-
 def test_the_supervisor_loads_only_what_it_may(group: StartGroup) -> None:
     g = group()
     g.wait_for("ready")

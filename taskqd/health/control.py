@@ -7,7 +7,7 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -57,7 +57,7 @@ Release = Callable[[list[UUID]], Awaitable[int]]
 """Settles what these dead workers held and returns how many rows it took back."""
 
 
-Reload = Callable[[], Awaitable[list[dict[str, Any]]]]
+Reload = Callable[[Mapping[str, Any] | None], Awaitable[list[dict[str, Any]]]]
 """Puts every session on the present credential and returns how that went for each pool and connection."""
 
 
@@ -114,7 +114,7 @@ class ControlLink:
         ``beat`` returns the fields of one beat and is called on the loop each second: it must be quick.
         ``on_drain`` may be called again with earlier times. ``on_quiet(True)`` asks to claim nothing more for
         now. ``on_release`` is asked to settle what dead workers held, ``on_reload`` to renew the
-        credentials.
+        credentials, from the source that it is given, if any.
         """
         self._beat, self._on_drain, self._on_quiet = beat, on_drain, on_quiet
         self._on_release, self._on_reload = on_release, on_reload
@@ -191,7 +191,7 @@ class ControlLink:
                 workers = [UUID(text) for text in message["worker_ids"]]
                 self._answer("released", message["id"], self._release(self._on_release(workers)))
             case "reload" if self._on_reload is not None and message.get("what") == "credentials":
-                self._answer("reloaded", message["id"], self._reload(self._on_reload()))
+                self._answer("reloaded", message["id"], self._reload(self._on_reload(message.get("source"))))
             case _:
                 pass  # a newer supervisor may say more than this version knows
 

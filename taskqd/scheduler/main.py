@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -27,7 +28,7 @@ from taskqd.scheduler.maintenance import Maintenance, MaintenanceLoops
 from taskqd.settings import Settings
 from taskqd.storage.boot import boot_pool
 from taskqd.storage.connect import create_pool
-from taskqd.storage.credentials import login_of
+from taskqd.storage.credentials import choose_source, login_of
 from taskqd.storage.groups import GroupRow
 from taskqd.storage.release import release_workers
 from taskqd.storage.rotation import Rotation, told
@@ -225,9 +226,11 @@ class Scheduler:
             raise RuntimeError(f"the scheduler is {self._phase}")
         return await release_workers(self._pool, self._schema, workers, timeout=STATEMENT_TIMEOUT)
 
-    async def _on_reload(self) -> list[dict[str, Any]]:
+    async def _on_reload(self, source: Mapping[str, Any] | None) -> list[dict[str, Any]]:
         if self._credentials is None:
             raise RuntimeError(f"the scheduler is {self._phase}")
+        if source is not None:
+            await choose_source(self._settings, source)
         return await self._credentials.renew()
 
     def _database_away(self, why: str, pause: float) -> None:

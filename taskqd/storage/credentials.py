@@ -134,26 +134,72 @@ class CommandLogin(Login):
         return _parse(content, f"what {name} printed", plain=False)
 
 
-def login_of(settings: Settings) -> Login | None:
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Which file or command it is: the settings ``pg_credential_…`` of these names."""
+
+    provider: str
+    path: str | None
+    command: tuple[str, ...] | None
+    timeout: float
+
+    @classmethod
+    def of(cls, settings: Settings) -> Source | None:
+        """Return that of a process, or None where its credential is what the DSN says."""
+        if settings.pg_credential_provider == "env":
+            return None
+        return cls(
+            settings.pg_credential_provider,
+            settings.pg_credential_path,
+            settings.pg_credential_command,
+            settings.pg_credential_timeout,
+        )
+
+    def login(self) -> Login:
+        """Return a new login that asks it."""
+        if self.provider == "file":
+            return FileLogin(self.path or "")
+        return CommandLogin(self.command or (), self.timeout)
+
+
+class ChosenLogin(Login):
+    """Asks a source that can be replaced under those who use it."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._login = source.login()
+
+    async def choose(self, source: Source) -> None:
+        """Ask another source from now on. Raises ``CredentialError``, and keeps the old one, where it has nothing."""
+        if source != self._source:
+            login = source.login()
+            await login.current()
+            self._source, self._login = source, login
+
+    def _read(self, fresh: bool, asked_at: float) -> Credential:
+        return self._login._read(fresh, asked_at)
+
+
+def login_of(settings: Settings) -> ChosenLogin | None:
     """Return where sessions get their credential from, or None where it is what the DSN says.
 
     One for the whole process, so that a command runs once for all of its sessions.
     """
-    return _login(
-        settings.pg_credential_provider,
-        settings.pg_credential_path,
-        settings.pg_credential_command,
-        settings.pg_credential_timeout,
-    )
+    source = Source.of(settings)
+    return None if source is None else _login(source)
 
 
 @lru_cache(maxsize=64)
-def _login(provider: str, path: str | None, command: tuple[str, ...] | None, timeout: float) -> Login | None:
-    if provider == "file" and path is not None:
-        return FileLogin(path)
-    if provider == "exec" and command is not None:
-        return CommandLogin(command, timeout)
-    return None
+def _login(source: Source) -> ChosenLogin:
+    return ChosenLogin(source)
+
+
+async def choose_source(settings: Settings, source: Mapping[str, Any]) -> None:
+    """Have all sessions of this process ask ``source``, the fields of one, from their next login on."""
+    login = login_of(settings)
+    if login is not None:
+        command = source["command"]
+        await login.choose(Source(**{**source, "command": None if command is None else tuple(command)}))
 
 
 def _ends_soon(credential: Credential) -> bool:

@@ -20,8 +20,12 @@ _OF_NO_PROCESS: dict[str, Any] = {
     "settle_after": 0.0,
     "env": {},
     "env_file": None,
+    "source": None,
 }
-"""What the supervisor alone reads of a spec: a change of it restarts nothing. Of an environment the mark counts."""
+"""What the supervisor alone reads of a spec, and what processes take in place: a change of it restarts nothing.
+
+Of an environment the mark counts.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,8 @@ def diff(old: Plan, new: Plan, unsettled: Collection[str] = ()) -> Changes:
 
 def same_process(one: ChildSpec, other: ChildSpec) -> bool:
     """True when a process of one spec is as good as a process of the other."""
-    return replace(one, **_OF_NO_PROCESS) == replace(other, **_OF_NO_PROCESS)
+    same = replace(one, **_OF_NO_PROCESS) == replace(other, **_OF_NO_PROCESS)
+    return same and (one.source is None) == (other.source is None)
 
 
 def needs_restart(old: Plan, new: Plan) -> list[str]:

@@ -44,6 +44,9 @@ class ChildSpec:
     env_settings: tuple[str, ...] = ()
     """The variables among them that are settings."""
 
+    source: dict[str, Any] | None = None
+    """Where its credentials come from, if not from the DSN: the fields of a ``taskqd.storage.credentials.Source``."""
+
     @property
     def zygote(self) -> tuple[str, str]:
         """What decides from which process it is forked: its actors, and the mark of its environment."""

@@ -121,11 +121,17 @@ def _budget(found: Resolution, options: argparse.Namespace, link: _Link) -> dict
     from taskqd.domain.exit_codes import ExitCode
     from taskqd.storage.connect import describe_dsn
     from taskqd.supervisor.budget import describe_fleet, describe_pooler, explain_misfit, explain_peak
+    from taskqd.supervisor.logins import check_login, own_logins
     from taskqd.supervisor.reserve import Found, look, reserve
     from taskqd.supervisor.room import Fit, Limits, judge_fleet
 
     settings, group, enforce = found.settings, found.plan.group, found.workgroup.budget.enforce
     fleet = replace(found.fleet, supervisors=options.fleet)
+    if options.purpose == "run" or (options.purpose == "budget" and not options.offline):
+        runs = options.purpose == "run"
+        boots = runs and not options.held
+        for own in own_logins(settings, _worker_settings(found)):
+            asyncio.run(check_login(own, group, fleet, boots=boots, enforce=runs and enforce, link=link))
     if options.max_connections is not None:
         seen = Found(fleet, Limits(options.max_connections))
     elif options.purpose == "run":
@@ -231,30 +237,21 @@ def _release(options: argparse.Namespace, link: _Link) -> int:
     """Settle what dead workers held; return the rows taken."""
     from uuid import UUID
 
+    from taskqd.supervisor.logins import own_logins, release_as_anybody
     from taskqd.supervisor.resolve import resolve
 
     found = resolve(options.file)
     workers = [UUID(text) for text in options.release.split(",")]
-    return asyncio.run(_release_through(found.settings, found.plan.group, workers, link))
+    logins = [found.settings, *(own.settings for own in own_logins(found.settings, _worker_settings(found)))]
+    return asyncio.run(release_as_anybody(logins, found.plan.group, workers, link))
 
 
-async def _release_through(settings: Settings, group: str, workers: Sequence[UUID], link: _Link) -> int:
-    from taskqd.storage.connect import close
-    from taskqd.storage.release import release_workers
-    from taskqd.supervisor.reserve import DATABASE_MARGIN, LOOK_TIMEOUT, connect_in_time
-
-    link.step("settling the jobs of dead workers", LOOK_TIMEOUT + DATABASE_MARGIN)
-    conn = await connect_in_time(settings, group, "preflight")
-    try:
-        return await release_workers(conn, settings.schema_name, workers, timeout=LOOK_TIMEOUT)
-    finally:
-        await close(conn)
+def _worker_settings(found: Resolution) -> dict[str, Settings]:
+    return {worker.name: found.resolved[worker.name].settings for worker in found.workgroup.workers}
 
 
 TYPE_CHECKING = False  # as type checkers read it: what is imported above must stay light
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from taskqd.settings import Settings
     from taskqd.supervisor.imports import Imports
     from taskqd.supervisor.resolve import Resolution

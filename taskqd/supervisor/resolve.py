@@ -9,12 +9,13 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from taskqd.settings import SETTING_NAMES, Settings, SettingsError, resolve_settings
 from taskqd.settings.model import ALIASES, PREFIX
 from taskqd.settings.resolve import DEFAULT, DEFAULTS, ENV_FILE, OWN_ENV, OWN_SOURCES, WORKER, Resolved
+from taskqd.storage.credentials import Source
 from taskqd.storage.dsn import parse_dsn
 from taskqd.supervisor.cpus import usable_cpus
 from taskqd.supervisor.fleet import Crew, Fleet
@@ -27,6 +28,7 @@ from taskqd.supervisor.workgroup import SCHEDULER, Workgroup, WorkgroupError, lo
 
 _GRACES = ("cancellation_grace_period", "cleanup_grace_period")
 _NO_GRACES: dict[str, Any] = dict.fromkeys(_GRACES, 0)
+_SOURCE = frozenset(f"pg_credential_{key}" for key in Source.__dataclass_fields__)
 _ENDLESS = {"termination_grace_period": 86400}
 
 
@@ -197,10 +199,14 @@ class _Resolver:
         if resolved.sources["log_format"] == DEFAULT and os.isatty(2):
             own["log_format"] = "console"  # a person looks on
         own |= dict(zip(_GRACES, (graces.cancellation, graces.cleanup), strict=True))
+        source = Source.of(settings)
+        if source is not None:
+            own = {name: value for name, value in own.items() if name not in _SOURCE}
         spec = replace(
             spec,
             settings={**own, "termination_grace_period": grace},
-            fingerprint=_fingerprint(settings),
+            fingerprint=_fingerprint(settings, shows_source=source is None),
+            source=None if source is None else asdict(source),
             graces=graces,
             database_stale_after=_stale_after(settings),
             queues=() if spec.role == SCHEDULER else tuple(settings.queues),
@@ -259,9 +265,9 @@ def _by_name(keys: Mapping[str, Any]) -> dict[str, Any]:
     return {ALIASES.get(key, key): value for key, value in keys.items()}
 
 
-def _fingerprint(settings: Settings) -> str:
+def _fingerprint(settings: Settings, *, shows_source: bool) -> str:
     # Secrets are asterisks in it. The default of the socket names this very process.
-    values = settings.model_dump_json(exclude={"health_socket_path"})
+    values = settings.model_dump_json(exclude={"health_socket_path", *(() if shows_source else _SOURCE)})
     return hashlib.blake2b(values.encode(), digest_size=8).hexdigest()
 
 

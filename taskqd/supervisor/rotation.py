@@ -39,7 +39,7 @@ async def rotate(children: Sequence[Child], journal: Journal) -> dict[str, Any]:
 
 async def _ask(child: Child) -> dict[str, Any]:
     began = time.monotonic()
-    answer = await child.ask("reload", ANSWER_TIMEOUT, what="credentials")
+    answer = await child.ask("reload", ANSWER_TIMEOUT, what="credentials", source=child.spec.source)
     results: list[dict[str, Any]] = []
     if answer is None:
         error: str | None = "it ended" if child.slot.pid is None else "no answer in time"

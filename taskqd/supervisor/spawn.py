@@ -78,13 +78,14 @@ def child_environment(
         "worker_group": group,
         "workgroup_instance": instance,
     }
+    source = {f"pg_credential_{key}": value for key, value in (spec.source or {}).items()}
     return {
         **base,
         "TASKQD_GROUP": group,
         "TASKQD_ROLE": spec.role,
         "TASKQD_NAME": spec.name,
         "TASKQD_INDEX": str(index),
-        "TASKQD_SETTINGS": json.dumps({**named, **spec.settings}),
+        "TASKQD_SETTINGS": json.dumps({**named, **spec.settings, **source}),
         **({"TASKQD_ENV_SETTINGS": " ".join(spec.env_settings)} if spec.env_settings else {}),
         "TASKQD_HEALTH_SOCKET": health_socket,
     }

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
@@ -21,6 +22,7 @@ from taskqd.health.server import HealthServer
 from taskqd.observe import logs
 from taskqd.observe.place import tell_place
 from taskqd.settings import Settings
+from taskqd.storage.credentials import choose_source
 from taskqd.storage.statements import load
 from taskqd.storage.swap import SwapPool
 from taskqd.worker import report
@@ -264,9 +266,11 @@ class Worker:
             raise RuntimeError(f"the worker is {self._phase}")
         return await self._engine.release(workers)
 
-    async def _on_reload(self) -> list[dict[str, Any]]:
+    async def _on_reload(self, source: Mapping[str, Any] | None) -> list[dict[str, Any]]:
         if self._engine is None:
             raise RuntimeError(f"the worker is {self._phase}")
+        if source is not None:
+            await choose_source(self._settings, source)
         return await self._engine.credentials.renew()
 
     def _enter(self, phase: str) -> None:

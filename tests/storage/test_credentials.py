@@ -18,7 +18,15 @@ from taskqd.domain.errors import DatabaseAuthError, DatabaseUnavailableError
 from taskqd.settings import Settings
 from taskqd.storage import credentials
 from taskqd.storage.connect import connect, create_pool
-from taskqd.storage.credentials import LARGEST, CommandLogin, Credential, CredentialError, FileLogin, login_of
+from taskqd.storage.credentials import (
+    LARGEST,
+    CommandLogin,
+    Credential,
+    CredentialError,
+    FileLogin,
+    choose_source,
+    login_of,
+)
 from tests.support import eventually
 
 HIDDEN = "hunter2-never-shown"
@@ -288,8 +296,26 @@ async def _try(dsn: str, login: CommandLogin) -> asyncpg.Connection | None:
 def test_the_provider_of_the_settings_is_one_for_the_process() -> None:
     assert login_of(Settings()) is None
     by_file = Settings(pg_credential_provider="file", pg_credential_path="/x")
-    assert isinstance(login_of(by_file), FileLogin)
+    assert login_of(by_file) is login_of(by_file) is not None
     by_command = Settings(pg_credential_provider="exec", pg_credential_command="a 'b c'")
     assert by_command.pg_credential_command == ("a", "b c")
-    assert isinstance(login_of(by_command), CommandLogin)
-    assert login_of(by_command) is login_of(by_command)
+    assert login_of(by_command) is login_of(by_command) is not login_of(by_file)
+
+
+async def test_a_source_is_replaced_under_those_who_use_it_unless_the_new_one_has_nothing(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.write_text("first")
+    settings = Settings(pg_credential_provider="file", pg_credential_path=str(one))
+    login = login_of(settings)
+    assert login is not None
+    assert (await login.current()).password == "first"
+    new = {"provider": "file", "path": str(other), "command": None, "timeout": 10.0}
+    with pytest.raises(CredentialError, match="No such file"):
+        await choose_source(settings, new)
+    assert (await login.current()).password == "first"
+    other.write_text("second")
+    await choose_source(settings, new)
+    assert (await login.current()).password == "second"
+    command = program(tmp_path, "print(json.dumps({'password': 'third'}))")
+    await choose_source(settings, {"provider": "exec", "path": None, "command": command, "timeout": 20.0})
+    assert (await login.current()).password == "third"

@@ -284,6 +284,92 @@ async def test_a_worker_whose_own_credential_is_broken_is_named_and_goes_on(
     assert running.events("child-exit") == []
 
 
+async def test_another_source_is_taken_in_place_and_one_that_has_nothing_leaves_the_old_one(
+    group: StartGroup, secret: Secret, short_dir: Path
+) -> None:
+    first, second, group_second = short_dir / "first", short_dir / "second", short_dir / "group"
+    first.write_text(secret.values[-1])
+    running = group(
+        f'provider = "file"\npath = "{secret.path}"\nrefresh_interval = 0',
+        own=f'[workers.credentials]\npath = "{first}"',
+        workers=1,
+    )
+    pids, before = running.pids(), await running.sessions()
+    file = short_dir / "group.toml"
+    file.write_text(file.read_text().replace(str(first), str(second)))
+    running.command.signal(signal.SIGHUP)
+    (told,) = await eventually(running.reloads, ROTATION_WITHIN, running.command.stderr)
+    assert list(told["failed"]) == ["io.0"]
+    assert f"the credential file '{second}': No such file" in told["failed"]["io.0"]
+    await eventually(lambda: running.events("reload-failed"), ROTATION_WITHIN)
+    assert {"dispatch", "worker"} <= {role for pid, role in (await running.sessions()).items() if pid in before}
+
+    second.write_text(secret.values[-1])
+    group_second.write_text(json.dumps({"username": PASSWORD_ROLE, "password": secret.values[-1]}))
+    file.write_text(file.read_text().replace(str(secret.path), str(group_second)))
+    running.command.signal(signal.SIGHUP)
+    await eventually(lambda: running.events("reload-done"), ROTATION_WITHIN, running.command.stderr)
+    assert "failed" not in running.reloads()[-1]
+
+    async def all_new() -> bool:
+        return not set(before) & set(await running.sessions())
+
+    await eventually(all_new, ROTATION_WITHIN)
+    assert pids <= running.pids()
+    assert running.events("child-exit") == []
+    first.unlink()
+    secret.path.unlink()
+    await running.terminate(list(await running.sessions()))  # what comes back asks the new sources
+    await eventually(lambda: _roles(running, {"dispatch", "worker", "heartbeat", "scheduler"}), 60)
+    assert pids <= running.pids()
+
+
+async def _roles(running: Group, wanted: set[str]) -> bool:
+    return wanted <= set((await running.sessions()).values())
+
+
+async def test_a_start_logs_in_as_each_worker_will_and_minds_the_limit_of_its_role(
+    start: Callable[..., Command],
+    secret: Secret,
+    admin: asyncpg.Connection,
+    locked: Server,
+    schema: str,
+    short_dir: Path,
+) -> None:
+    own = short_dir / "own"
+    (short_dir / "group_actors.py").write_text(ACTORS)
+    (short_dir / "group.toml").write_text(
+        f'actors = "group_actors:registry"\n[supervisor]\nruntime_dir = "run"\n[credentials]\nprovider = "file"\n'
+        f'path = "{secret.path}"\n[[workers]]\nname = "plain"\n[[workers]]\nname = "io"\nreplicas = 2\n'
+        f'[workers.credentials]\npath = "{own}"\n'
+    )
+    env = child_environment(
+        TASKQ_PG_DSN=locked.dsn(PASSWORD_ROLE), TASKQ_SCHEMA_NAME=schema, TASKQ_DATABASE_BOOT_TIMEOUT="0.5"
+    )
+    own.write_text("wrong")
+    refused = start("run", "group.toml", env=env)
+    assert refused.wait() == 69
+    assert "error: as io would: database " in refused.stderr
+    assert "password authentication failed" in refused.stderr
+    assert '"spawn"' not in refused.stderr
+
+    role = f"limited_{schema}"
+    await admin.execute(f"create role {role} login password 'pw' connection limit 30")
+    await admin.execute(f'grant usage on schema "{schema}" to {role}')
+    await admin.execute(f'grant select on all tables in schema "{schema}" to {role}')
+    own.write_text(json.dumps({"username": role, "password": "pw"}))
+    refused = start("run", "group.toml", env=env)
+    assert refused.wait() == 78, refused.stderr
+    assert f"io: up to 47 connections as role {role}, which may have 30" in refused.stderr
+    looked = start("budget", "group.toml", env=env)
+    assert looked.wait() == 0, looked.stderr
+    assert f"warning: io: up to 47 connections as role {role}, which may have 30" in looked.stderr
+    secret.path.unlink()
+    released = start("budget", "group.toml", env=env)
+    assert released.wait() == 0
+    assert "warning: not compared with the server: " in released.stderr
+
+
 async def test_every_process_notices_a_swapped_secret_by_itself(group: StartGroup, secret: Secret) -> None:
     running = group(f'provider = "file"\npath = "{secret.path}"\nrefresh_interval = "500ms"')
     before = await running.sessions()

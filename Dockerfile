@@ -13,7 +13,10 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY taskqd taskqd
 COPY migrations migrations
-RUN python -m venv /opt/app && /opt/app/bin/pip install --no-cache-dir .
+# An older pip writes a slower taskqd command, which probes run every few seconds.
+RUN python -m venv /opt/app \
+    && /opt/app/bin/pip install --no-cache-dir --upgrade pip \
+    && /opt/app/bin/pip install --no-cache-dir .
 
 FROM python:3.13-slim
 COPY --from=build /opt/app /opt/app

@@ -3,8 +3,6 @@
 The public names below are imported when they are first used, so that ``import taskqd`` itself loads nothing.
 """
 
-from __future__ import annotations
-
 TYPE_CHECKING = False  # as type checkers read it, without importing typing at run time
 if TYPE_CHECKING:
     from taskqd.actors.actor import ActorRef as ActorRef

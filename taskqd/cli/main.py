@@ -4,8 +4,6 @@
 is asked by a person who waits, so they are dispatched here; every other command goes through :mod:`taskqd.cli.app`.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

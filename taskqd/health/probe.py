@@ -26,11 +26,22 @@ def _only_socket() -> str:
     raise OSError(f"no socket in {', '.join(runtime_directories())}: name it with --socket or TASKQD_SOCKET")
 
 
+def _connect(sock: _socket.socket, path: str) -> None:
+    deadline = time.monotonic() + 1
+    while True:
+        try:
+            return sock.connect(path)
+        except BlockingIOError:  # so many ask at this moment that they have to queue
+            if time.monotonic() > deadline:
+                raise TimeoutError("timed out") from None
+            time.sleep(0.01)
+
+
 def _ask(question: str, path: str | None) -> tuple[bool, str]:
     try:
         sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-        sock.settimeout(1)  # to connect, and again to be answered
-        sock.connect(path or os.environ.get("TASKQD_SOCKET") or _only_socket())
+        sock.settimeout(1)  # to be answered, once connected
+        _connect(sock, path or os.environ.get("TASKQD_SOCKET") or _only_socket())
         sock.send(f"GET /{question} HTTP/1.1\r\nHost: taskqd\r\n\r\n".encode())
         _, code, reason = sock.recv(512).split(b"\r\n")[0].decode().split(" ", 2)
     except (OSError, ValueError) as error:

@@ -23,7 +23,10 @@ MAX_PATH_BYTES = 107
 
 _HEADER_LIMIT = 16 * 1024
 _REQUEST_TIMEOUT = 2.0
-_MAX_CONNECTIONS = 64
+_MAX_SILENT = 256
+"""Connections that may have asked nothing yet; one more costs the oldest its own, so that probes are always heard."""
+_BACKLOG = 512
+_MAX_SCRAPES = 16
 _BODY_LIMIT = 16 * 1024
 _MAX_STREAMS = 32
 _LOOK_INTERVAL = 2.0
@@ -104,7 +107,8 @@ class HealthServer:
         self._keeper = BackgroundLoop(
             "socket", self._keep_place, cadence=_LOOK_INTERVAL, on_failure=self._cannot_keep, backoff_cap=_LOOK_INTERVAL
         )
-        self._connections = 0
+        self._silent: dict[asyncio.StreamWriter, None] = {}
+        self._scrapes = 0
         self._streams = 0
 
     async def start(self) -> None:
@@ -116,7 +120,9 @@ class HealthServer:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._bind(sock)
-            self._server = await asyncio.start_unix_server(self._serve, sock=sock, limit=_HEADER_LIMIT)
+            self._server = await asyncio.start_unix_server(
+                self._serve, sock=sock, limit=_HEADER_LIMIT, backlog=_BACKLOG
+            )
         except BaseException:
             sock.close()
             raise
@@ -128,7 +134,7 @@ class HealthServer:
         """
         try:
             serve = partial(self._serve, only=only)
-            self._port = await asyncio.start_server(serve, host, port, limit=_HEADER_LIMIT)
+            self._port = await asyncio.start_server(serve, host, port, limit=_HEADER_LIMIT, backlog=_BACKLOG)
         except OSError as error:
             raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
 
@@ -190,7 +196,11 @@ class HealthServer:
     async def _serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, only: Collection[str] | None = None
     ) -> None:
-        self._connections += 1
+        self._silent[writer] = None
+        if len(self._silent) > _MAX_SILENT:
+            oldest = next(iter(self._silent))
+            del self._silent[oldest]
+            oldest.transport.abort()
         try:
             async with asyncio.timeout(_REQUEST_TIMEOUT):
                 answer = await self._answer(reader, writer, only)
@@ -208,20 +218,19 @@ class HealthServer:
         except (TimeoutError, ConnectionError):
             pass  # the asker went away or is too slow; it is owed nothing more
         finally:
-            self._connections -= 1
+            self._silent.pop(writer, None)
             writer.close()
 
     async def _answer(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, only: Collection[str] | None
     ) -> _Answer | AsyncIterator[Mapping[str, Any]]:
-        if self._connections > _MAX_CONNECTIONS:
-            return _error(503, "too many connections")
         try:
             head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
             return _error(431)
         except asyncio.IncompleteReadError:
             return _error(400)
+        self._silent.pop(writer, None)
         method, _, rest = head.split(b"\r\n", 1)[0].decode("latin-1").partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
         if only is not None and path not in only:
@@ -257,7 +266,6 @@ class HealthServer:
 
     async def _stream(self, writer: asyncio.StreamWriter, lines: AsyncIterator[Mapping[str, Any]]) -> None:
         self._streams += 1
-        self._connections -= 1  # a change takes its time: it must not crowd out the probes
         try:
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nConnection: close\r\n\r\n")
             async for line in lines:
@@ -265,15 +273,19 @@ class HealthServer:
                 async with asyncio.timeout(_REQUEST_TIMEOUT):
                     await writer.drain()
         finally:
-            self._connections += 1
             self._streams -= 1
 
     async def _measure(self, method: str, metrics: Callable[[], str | Awaitable[str]]) -> tuple[int, str, str, bytes]:
+        if self._scrapes >= _MAX_SCRAPES:
+            return _error(503, "too many requests are being answered")
+        self._scrapes += 1
         try:
             found = metrics() if method == "GET" else ""
             text = await found if isinstance(found, Awaitable) else found
         except Exception as error:
             return _error(500, f"the metrics themselves failed: {type(error).__name__}: {error}")
+        finally:
+            self._scrapes -= 1
         return self._ask(method, lambda: text)
 
     def _paths(self) -> list[str]:

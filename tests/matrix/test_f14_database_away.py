@@ -77,6 +77,8 @@ def test_f14_what_a_process_says_of_the_database_counts(trial: Trial) -> None:
         wait_until(lambda: g.ask("/ready")[0] == 503, 30)
         assert "the database has not answered io.0" in g.ask("/ready")[1]["reason"]
         assert g.ask("/live")[0] == 200
+        assert g.ask("/status")[1]["children"][0]["verdict"] == "environment"
+        assert [event["verdict"].partition(":")[0] for event in g.events("verdict")] == ["environment"]
         assert not g.events("child-exit")
 
 

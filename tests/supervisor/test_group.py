@@ -11,7 +11,6 @@ import psutil
 
 from taskqd.health.probe import main as probe
 from tests.supervisor.conftest import BOTH_WAYS, Group, StartGroup
-from tests.support import wait_until
 
 QUICK = {"supervisor": "stable_after = 0\nbackoff_initial = 0.05\nburst_limit = 0"}
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import socket
 import sys
 import threading
 import time
@@ -14,9 +16,28 @@ from pathlib import Path
 
 from taskqd.supervisor.fork_server import ForkServer
 
+fork = os.fork
+
 
 def refuse() -> int:
     raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
+def first_time(name: str) -> bool:
+    """True for the first of the processes that ask."""
+    if os.path.exists(name):
+        return False
+    open(name, "w").close()
+    return True
+
+
+def die_once_forked() -> int:
+    """Fork, and die before anybody can be told: the new process is nobody's."""
+    os.fork = fork
+    made = fork()
+    if made:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return made
 
 
 def main() -> int:
@@ -31,6 +52,12 @@ def main() -> int:
         own = modes.get("zygote", [])
         if "thread" in own:
             threading.Thread(target=time.sleep, args=(1000,), name="exporter", daemon=True).start()
+        if "socket" in own:
+            sys.listener = socket.create_server(("127.0.0.1", 0))  # type: ignore[attr-defined]
+        if "hangs-in-fork" in own and first_time("hung"):
+            os.fork = lambda: (open("forking", "w").close(), time.sleep(1000))
+        if "dies-in-fork" in own and first_time("died"):
+            os.fork = die_once_forked
         if "cannot-fork" in own:
             os.fork = refuse
         if "slow" in own:

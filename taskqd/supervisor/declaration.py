@@ -32,23 +32,25 @@ class Declaration:
         self._reaper = reaper
         self._plan = plan
         self._take_over = take_over
-        self._lowering: asyncio.Task[bool] | None = None
+        self._lowering: asyncio.Task[None] | None = None
         self._closed = False
 
     @property
-    def held(self) -> int:
-        """What the group may hold now."""
-        return Costs(self._plan()).own
+    def held(self) -> list[str]:
+        """What the group may hold now, and its largest process, as arguments of the check before a reload."""
+        costs = Costs(self._plan())
+        return [f"--held={costs.own}", f"--largest={max(costs.unit.values(), default=0)}"]
 
     @asynccontextmanager
-    async def raised(self, change: Change, more: int) -> AsyncIterator[bool]:
+    async def raised(self, change: Change, more: int) -> AsyncIterator[None]:
         """Declare up to ``more`` connections beside what is held, while a change is made.
 
-        What the server grants stands in the plan's budget then. Yields False when nobody could be asked.
+        What the server grants stands in the plan's budget then; where it cannot be asked, what it did the last time.
         """
         async with self.lowered_after():
             await self.settled()
-            yield await self._declare(more, change.tell)
+            await self._declare(more, change.tell)
+            yield
 
     @asynccontextmanager
     async def lowered_after(self) -> AsyncIterator[None]:
@@ -75,7 +77,7 @@ class Declaration:
         if self._lowering is not None:
             await asyncio.wait([self._lowering], timeout=timeout)
 
-    async def _declare(self, more: int, tell: Callable[[str], None]) -> bool:
+    async def _declare(self, more: int, tell: Callable[[str], None]) -> None:
         plan = self._plan()
         budget = plan.budget
         asked = {
@@ -97,11 +99,10 @@ class Declaration:
             )
         except TaskQError as error:
             tell(f"connections could not be declared: {error}")
-            return False
+            return
         plan = self._plan()
         granted = {key: answer[key] for key in ("limits", "available", "taken")}
         self._take_over(replace(plan, budget={**plan.budget, **granted}))
-        return True
 
 
 def _nobody(_text: str) -> None:

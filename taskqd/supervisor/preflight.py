@@ -76,6 +76,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--release", default="", metavar="ID,ID", help="the workers that are dead")
     parser.add_argument("--held", type=int, default=0, help="with run: connections that the group holds already")
+    parser.add_argument("--largest", type=int, default=0, help="with run: those of the largest process of it")
     parser.add_argument("--declare", default="", metavar="JSON", help="with declare: what the group holds and wants")
     parser.add_argument("--fleet", type=int, default=1, metavar="N", help="with budget: supervisors of this file")
     parser.add_argument("--offline", action="store_true")
@@ -135,7 +136,9 @@ def _budget(found: Resolution, options: argparse.Namespace, link: _Link) -> dict
     if options.max_connections is not None:
         seen = Found(fleet, Limits(options.max_connections))
     elif options.purpose == "run":
-        seen = asyncio.run(reserve(settings, group, fleet, enforce=enforce, held=options.held, link=link))
+        seen = asyncio.run(
+            reserve(settings, group, fleet, enforce=enforce, held=(options.held, options.largest), link=link)
+        )
     elif options.purpose == "budget" and not options.offline:
         seen = asyncio.run(look(settings, group, fleet, link))
     else:

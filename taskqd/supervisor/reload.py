@@ -63,14 +63,14 @@ class Reloader:
     async def restart(self, change: Change, targets: Sequence[Child]) -> None:
         """Replace processes by fresh ones of the same kind."""
         names = tuple(dict.fromkeys(child.spec.name for child in targets))
-        async with self.declaration.raised(change, self._cost_of_one(names)) as known:
+        async with self.declaration.raised(change, self._cost_of_one(names)):
             plan = self._monitor.plan
             pace = order(plan, plan, Changes((), names, {}, (), ()))
             specs = {spec.name: spec for spec in plan.children}
-            self._monitor.begin_generation(plan)
+            self._monitor.begin_generation(plan, names)
             roll = Roll(self._monitor, change)
             for child in sorted(targets, key=lambda child: pace.rolls.index(child.spec.name)):
-                await roll.replace(child, specs[child.spec.name], surge=known and self._surges(child, pace))
+                await roll.replace(child, specs[child.spec.name], surge=self._surges(child, pace))
             change.end(ExitCode.DONE, f"restarted: {', '.join(child.name for child in targets)}")
 
     def has_room_for_two(self, child: Child) -> bool:
@@ -81,8 +81,8 @@ class Reloader:
     async def recycle(self, change: Change, child: Child, why: str) -> None:
         """Put a fresh process beside one that has done enough, then let that one go."""
         spec = next(spec for spec in self._monitor.plan.children if spec.name == child.spec.name)
-        async with self.declaration.raised(change, self._cost_of_one([spec.name])) as known:
-            surge = known and self.has_room_for_two(child)
+        async with self.declaration.raised(change, self._cost_of_one([spec.name])):
+            surge = self.has_room_for_two(child)
             await Roll(self._monitor, change).replace(child, spec, surge=surge, recycled=why)
             old = child.slot
             code = int(ExitCode.TRY_AGAIN) if old.last_exit is None else old.last_exit.code
@@ -130,7 +130,7 @@ class Reloader:
         if changes.nothing:
             change.end(ExitCode.DONE, "reloaded: nothing to change", **changes.describe())
             return
-        self._monitor.begin_generation(new)
+        self._monitor.begin_generation(new, [*changes.rolled, *changes.added])
         try:
             await self._make(step, Roll(self._monitor, change))
         except AbortedError as error:
@@ -138,6 +138,8 @@ class Reloader:
             text = f"reload aborted: {error}; not made: {', '.join(step.open)}"
             change.end(error.exit_code, text, not_made=list(step.open), **changes.describe())
             return
+        finally:
+            self._monitor.end_generation()
         self._unsettled.clear()
         change.end(ExitCode.DONE, f"reloaded: {_summary(changes)}", **changes.describe())
 
@@ -148,7 +150,7 @@ class Reloader:
 
         around = self._around
         return await consult(
-            [around.file, "--for", "run", "--held", str(self.declaration.held)],
+            [around.file, "--for", "run", *self.declaration.held],
             reaper=around.reaper,
             environ=around.environ,
             on_warning=warn,

@@ -56,11 +56,13 @@ class Found:
     """What it allows, or why that is not known; None where there is no pooler."""
 
 
-async def reserve(settings: Settings, group: str, fleet: Fleet, *, enforce: bool, held: int, link: Link) -> Found:
+async def reserve(
+    settings: Settings, group: str, fleet: Fleet, *, enforce: bool, held: tuple[int, int], link: Link
+) -> Found:
     """Wait for the database, check its schema, and declare what the group needs, if it fits or does not have to.
 
-    ``held`` is what the group holds already, where it runs: then it declares as much as a change may need, as far as
-    there is room.
+    ``held``: what a group that runs holds already, and the largest of its processes. It declares as much as new
+    credentials and a roll may need, as far as there is room.
     """
     pooler = await _ask_pooler(settings, fleet, link)
     fleet = _behind(fleet, pooler)
@@ -73,8 +75,9 @@ async def reserve(settings: Settings, group: str, fleet: Fleet, *, enforce: bool
         limits = tightest(fleet, _limits(found))
         if enforce and judge_fleet(fleet, limits).fit is not Fit.FITS:
             return None
-        extra = fleet.rotation + fleet.surge if held else fleet.unasked
-        return grant(limits if enforce else None, fleet.outside, max(fleet.own, held), extra)
+        now, largest = held
+        extra = max(fleet.rotation, largest) + fleet.surge if now else fleet.unasked
+        return grant(limits if enforce else None, fleet.outside, max(fleet.own, now), extra)
 
     async with asking(conn, settings):
         await check_schema(conn, settings.schema_name)

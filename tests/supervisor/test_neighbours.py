@@ -132,7 +132,8 @@ async def test_a_roll_surges_only_where_the_neighbours_leave_room_at_that_time(
 
     async def restart() -> list[str]:
         seen = len(g.events())
-        assert (await asyncio.to_thread(lambda: taskqd(g, "restart", "io"))).returncode == 0
+        done = await asyncio.to_thread(lambda: taskqd(g, "restart", "io"))
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}{g.command.stderr}"
         return [e["event"] for e in g.events()[seen:] if e["event"] in ("spawn", "child-exit")]
 
     assert await restart() == ["spawn", "child-exit"]

@@ -12,9 +12,10 @@ HEAD = """\
 
 <!-- Written by scripts/docs from the settings model; change it there. -->
 
-The more specific source wins: command-line flag, `[[workers]]` key, `[defaults]` key, process environment, `.env`
-files (`.env`, `.env.local`, `.env.{environment}`, `.env.{environment}.local`, the later wins), built-in default. With
-`DOTENV_OVERRIDE=true` the `.env` files win over the process environment.
+The more specific source wins: command-line flag, `[[workers]]` key, a worker's own environment (`[workers.env]`, then
+its `env_file`), `[defaults]` key, process environment, `.env` files (`.env`, `.env.local`, `.env.{environment}`,
+`.env.{environment}.local`, the later wins), built-in default. With `DOTENV_OVERRIDE=true` the `.env` files win over the
+process environment.
 
 In the workgroup file a setting has the name below; in the environment it is `TASKQ_` and the name in capitals, so
 `lock_lease` is `TASKQ_LOCK_LEASE`. Durations are seconds, or text: `250ms`, `1.5s`, `5m`, `2h`, `1d`. A name that is

@@ -104,7 +104,7 @@ async def run_group(
                 if plan is None:
                     return ExitCode.DONE
                 environments.learn(plan.children)
-                preload.complete(plan.children, environment)  # a file may have changed since the supervisor read it
+                preload.start(plan.children, environment)  # nothing new, unless a file has changed since it was read
                 monitor = Monitor(
                     plan,
                     files=files,

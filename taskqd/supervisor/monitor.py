@@ -8,7 +8,7 @@ import os
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -173,10 +173,18 @@ class Monitor:
         """Read what ``plan`` needs besides itself. Raises ``EnvChangedError``."""
         self._environments.learn(plan.children, keep=[child.spec for child in self._children])
 
-    def begin_generation(self, plan: Plan) -> None:
-        """What starts from now on is new: forked, if at all, from a process that imports ``plan``'s actors afresh."""
+    def begin_generation(self, plan: Plan, names: Collection[str]) -> None:
+        """What starts from now on is new: those called ``names`` are forked, if at all, from processes that import the
+        actors of ``plan`` afresh. What the others are forked from stays, and until the end what those run by now."""
         self.generation += 1
-        self._preload.start(plan.children, self._environment)
+        afresh = {spec.zygote for spec in plan.children if spec.name in names}
+        still = [child.spec for child in self._children]
+        self._preload.start([*plan.children, *still], self._environment, afresh=afresh)
+
+    def end_generation(self) -> None:
+        """The change is made, or given up: what is not wanted any more to fork from ends."""
+        if not self._stop_requests:
+            self._preload.start(self._plan.children, self._environment)
 
     def _environment(self, mark: str) -> dict[str, str]:
         return self._environments.marked(mark, self._plan.app_dir)

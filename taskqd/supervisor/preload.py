@@ -103,8 +103,9 @@ class Preload:
     ) -> None:
         self.on_change: Callable[[], None] = lambda: None
         """Called when workers may be started that had to wait."""
+        self.workers: list[str] = []
+        """Who is forked from it."""
         self._registries: Sequence[str] = ()
-        self._workers: list[str] = []
         self._environment: Mapping[str, str] = {}
         self._patient = True
         self._reaper = reaper
@@ -132,7 +133,7 @@ class Preload:
 
         What it forks comes to this process, which must be the parent in the end.
         """
-        self._registries, self._environment, self._workers = registries, environment, list(workers)
+        self._registries, self._environment, self.workers = registries, environment, list(workers)
         self._phase, self._patient, self._failures, self._ready_at = Phase.OFF, True, 0, None
         self._forget_request()
         self._forget_made()
@@ -164,7 +165,7 @@ class Preload:
     def tick(self, now: float) -> None:
         """Start a zygote that is due, end one that is overdue."""
         if self._untold:  # only now: when the check before the start fails for the same reason, it has told already
-            self._journal.tell("preload-unfit", "warning", workers=self._workers, **self._untold)
+            self._journal.tell("preload-unfit", "warning", workers=self.workers, **self._untold)
             self._untold = {}
         if self._phase is Phase.DOWN and self._deadline is not None and now >= self._deadline:
             self._launch()
@@ -249,7 +250,7 @@ class Preload:
     def status(self) -> dict[str, Any]:
         """Return what a person wants to know about it."""
         return {
-            "workers": self._workers,
+            "workers": self.workers,
             "state": str(self._phase),
             "why": self.reason() or None,
             "pid": None if self._zygote is None else self._zygote.process.pid,
@@ -308,7 +309,7 @@ class Preload:
         self._patient = False
         delay = min(_BACKOFF_MAX, 2.0 ** (self._failures - 1)) if self._failures > 1 else 0.0
         self._phase, self._deadline = Phase.DOWN, time.monotonic() + delay
-        self._journal.tell("preload-died", "warning", workers=self._workers, why=why, retry_in=delay, left=left or None)
+        self._journal.tell("preload-died", "warning", workers=self.workers, why=why, retry_in=delay, left=left or None)
         self.on_change()
 
     def _unfit(self, why: str, trace: str = "") -> None:
@@ -358,7 +359,7 @@ class Preload:
             case "ready":
                 self._phase, self._deadline, self._ready_at = Phase.READY, None, time.monotonic()
                 self._import_s = message["import_s"]
-                pid, workers = new.process.pid, self._workers
+                pid, workers = new.process.pid, self.workers
                 self._journal.tell("preload-ready", pid=pid, workers=workers, import_s=self._import_s)
             case "unfit":
                 trace = message["traceback"]

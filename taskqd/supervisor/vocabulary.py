@@ -51,8 +51,8 @@ EVENTS: Mapping[str, str] = {
     "degraded": "It failed so often in a row that the group counts as not ready; it is tried on.",
     "given-up": "It is not started again until it is resumed or its file changes.",
     # the process that workers are forked from
-    "preload-ready": "The actors are imported, workers are forked from now on.",
-    "preload-unfit": "Nothing is forked, for the reason in `why`; workers are started by exec.",
+    "preload-ready": "The actors are imported: `workers` are forked from `pid` from now on.",
+    "preload-unfit": "`workers` are not forked, for the reason in `why`, but started by exec.",
     "preload-died": "It ended; another is started in `retry_in` seconds.",
     # jobs and credentials
     "jobs-released": "The jobs of dead workers are settled.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from taskqd.domain.exit_codes import ExitCode
@@ -43,7 +43,7 @@ def forked_alike(workers: Iterable[Forkable]) -> dict[Key, list[str]]:
     for worker in workers:
         if worker.preload != "off":
             found[worker.zygote].append(worker.name)
-    return dict(found)
+    return {key: list(dict.fromkeys(names)) for key, names in found.items()}
 
 
 class Zygotes:
@@ -61,8 +61,14 @@ class Zygotes:
         self._execed = 0
         """Workers that were started by exec and had no zygote."""
 
-    def start(self, workers: Iterable[Forkable], environment: Callable[[str], Mapping[str, str]]) -> None:
-        """Start a zygote for each distinct ``zygote`` of ``workers``. Those that exist are replaced or end.
+    def start(
+        self,
+        workers: Iterable[Forkable],
+        environment: Callable[[str], Mapping[str, str]],
+        *,
+        afresh: Collection[Key] = (),
+    ) -> None:
+        """Have a zygote for each distinct ``zygote`` of ``workers`` and no other; those ``afresh`` are replaced.
 
         ``environment`` gives that of a mark. What they fork comes to this process, which must be the parent in the end.
         """
@@ -70,15 +76,10 @@ class Zygotes:
         for key in self._all.keys() - wanted.keys():
             self._drop(key)
         for key, names in wanted.items():
-            self._begin(key, names, environment)
-
-    def complete(self, workers: Iterable[Forkable], environment: Callable[[str], Mapping[str, str]]) -> None:
-        """Like :meth:`start`, but leave alone those that exist."""
-        wanted = forked_alike(workers)
-        for key in self._all.keys() - wanted.keys():
-            self._drop(key)
-        for key in wanted.keys() - self._all.keys():
-            self._begin(key, wanted[key], environment)
+            if key in self._all and key not in afresh:
+                self._all[key].workers = names
+            else:
+                self._begin(key, names, environment)
 
     def end(self) -> None:
         """Fork nothing more. What was forked goes on."""

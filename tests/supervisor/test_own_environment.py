@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.supervisor.asking import SOON, edit, pids, taskqd
 from tests.supervisor.conftest import Group, StartGroup
-from tests.support import wait_until
+from tests.support import Command, child_environment, wait_until
 
 OWN = """\
 env_file = "../io.env"
@@ -98,6 +102,42 @@ def test_a_policy_of_its_own_holds_for_one_worker_and_changes_without_a_restart(
     assert reload(g) == "reloaded: nothing to change"
     assert pids(g)["io.0"] == after["io.0"]
     assert g.stop() == 0, g.command.stderr
+
+
+GROUPS = ("/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup")
+
+
+@pytest.fixture
+def half_a_processor() -> Iterator[Path]:
+    """A control group of half a CPU, of version 1 or 2, for processes that join it."""
+    path = next((Path(root) / f"taskqd-{os.getpid()}" for root in GROUPS if os.access(root, os.W_OK)), None)
+    quota = {"cpu.cfs_quota_us": "50000", "cpu.max": "50000 100000"}
+    try:
+        assert path is not None
+        path.mkdir()
+        name = next(name for name in quota if (path / name).exists())
+        (path / name).write_text(quota[name])
+    except (AssertionError, OSError, StopIteration):
+        if path is not None and path.exists():
+            path.rmdir()
+        pytest.skip("needs a control group for CPU quotas that may be written")
+    yield path
+    wait_until(lambda: not (path / "cgroup.procs").read_text(), 30)
+    path.rmdir()
+
+
+def test_a_quota_of_the_control_group_decides_on_the_number(half_a_processor: Path, short_dir: Path) -> None:
+    (short_dir / "group.toml").write_text('actors = "a:b"\n[[workers]]\nname = "io"\nreplicas = "auto"\n')
+    code = (
+        f"import os, sys; open({str(half_a_processor / 'cgroup.procs')!r}, 'w').write(str(os.getpid())); "
+        "os.execv(sys.executable, [sys.executable, '-P', '-m', 'taskqd', 'budget', 'group.toml', '--offline'])"
+    )
+    budget = Command([sys.executable, "-c", code], short_dir, child_environment())
+    try:
+        assert budget.wait(60) == 0, budget.stderr
+        assert re.search(r'^io: replicas = "auto": /sys/fs/cgroup/\S+ grants 0\.5 CPUs$', budget.stdout, re.MULTILINE)
+    finally:
+        budget.end()
 
 
 def test_a_number_that_follows_the_processors_is_shown_with_its_reason_and_read_anew_by_a_reload(

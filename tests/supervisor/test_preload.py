@@ -10,7 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.supervisor.asking import edit, pids, taskqd
 from tests.supervisor.conftest import Group, StartGroup
+from tests.support import wait_until
 
 QUICK = {"supervisor": "stable_after = 0\nbackoff_initial = 0.05\nburst_limit = 0"}
 FORKED = pytest.mark.parametrize("group", ["require"], indirect=True, ids=["fork"])
@@ -89,6 +91,35 @@ def test_while_there_is_no_zygote_workers_are_execed(group: StartGroup) -> None:
     assert "exec" in ways(g)
     assert g.events("preload-died"), "it did not answer in time"
     g.wait_for("preload-ready", 2)
+    assert g.stop() == 0, g.command.stderr
+    assert g.left_over() == []
+
+
+@FORKED
+def test_a_change_of_one_worker_replaces_its_zygote_alone_and_one_that_is_given_up_leaves_the_old_one(
+    group: StartGroup,
+) -> None:
+    own = '[workers.env]\nREGION = "here"\n[[workers]]\nname = "cpu"'
+    g = group(modes={"io": "picky"}, tables={"[workers]": own, "supervisor": "settle_after = 0.2\nstable_after = 0"})
+    g.wait_for("ready", 2)
+
+    def zygotes() -> dict[str, int]:
+        return {",".join(each["workers"]): each["pid"] for each in preload(g)["zygotes"]}
+
+    first = zygotes()
+    assert set(first) == {"io", "cpu"}
+    edit(g, ('name = "io"', 'name = "io"\nmax_concurrency = 15'), ('"here"', '"there"'))
+    assert taskqd(g, "reload").returncode == 1, "what comes up there does not work"
+    assert zygotes() == first
+    os.kill(pids(g)["io.0"], signal.SIGKILL)
+    g.wait_for("ready", 3)
+    assert ways(g) == ["fork", "fork"]
+    edit(g, ("max_concurrency = 15", "max_concurrency = 3"))
+    assert taskqd(g, "reload").returncode == 0
+    second = zygotes()
+    assert (second["cpu"] == first["cpu"], second["io"] == first["io"]) == (True, False)
+    wait_until(lambda: not psutil.pid_exists(first["io"]), 30)
+    assert ways(g) == ["fork", "fork"]
     assert g.stop() == 0, g.command.stderr
     assert g.left_over() == []
 

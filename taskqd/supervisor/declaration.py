@@ -14,6 +14,7 @@ from taskqd.supervisor.consult import ask_preflight
 from taskqd.supervisor.line import Change
 from taskqd.supervisor.plan import Plan
 from taskqd.supervisor.reaper import Reaper
+from taskqd.supervisor.spawn import given_settings
 
 
 class Declaration:
@@ -87,13 +88,14 @@ class Declaration:
             "outside": budget["web_connections"] + budget["app_connections"],
             "enforce": budget["enforce"] == "enforce",
         }
-        spec = next((spec for spec in plan.children if spec.role != "worker"), plan.children[0])
+        as_the_group = [spec for spec in plan.children if not (spec.env or spec.env_file)]  # the scheduler always does
+        spec = (as_the_group or plan.children)[0]
         try:
             answer = await ask_preflight(
                 [self._file, "--for", "declare", "--declare", json.dumps(asked)],
                 reaper=self._reaper,
                 environ=self._environ,
-                settings=spec.settings,
+                settings=given_settings(spec),
                 on_warning=lambda _text: None,
                 on_step=lambda _within: None,
             )

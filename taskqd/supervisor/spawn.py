@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from taskqd.supervisor.plan import ChildSpec
 
@@ -78,17 +79,21 @@ def child_environment(
         "worker_group": group,
         "workgroup_instance": instance,
     }
-    source = {f"pg_credential_{key}": value for key, value in (spec.source or {}).items()}
     return {
         **base,
         "TASKQD_GROUP": group,
         "TASKQD_ROLE": spec.role,
         "TASKQD_NAME": spec.name,
         "TASKQD_INDEX": str(index),
-        "TASKQD_SETTINGS": json.dumps({**named, **spec.settings, **source}),
+        "TASKQD_SETTINGS": json.dumps({**named, **given_settings(spec)}),
         **({"TASKQD_ENV_SETTINGS": " ".join(spec.env_settings)} if spec.env_settings else {}),
         "TASKQD_HEALTH_SOCKET": health_socket,
     }
+
+
+def given_settings(spec: ChildSpec) -> dict[str, Any]:
+    """Return the settings that a process of ``spec`` is given; the rest it resolves by itself."""
+    return {**spec.settings, **{f"pg_credential_{key}": value for key, value in (spec.source or {}).items()}}
 
 
 def spawn(command: Sequence[str], environment: Mapping[str, str], *, output: int | None = None) -> NewProcess:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from taskqd.domain.errors import SubEnqueueError as SubEnqueueError
     from taskqd.domain.errors import TaskQError as TaskQError
     from taskqd.domain.ids import new_uuid as new_uuid
+    from taskqd.domain.retry import RetryOverride as RetryOverride
     from taskqd.domain.retry import RetryPolicy as RetryPolicy
     from taskqd.domain.signals import CancelOrigin as CancelOrigin
     from taskqd.domain.signals import RetryAfter as RetryAfter
@@ -75,7 +76,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "TaskQError",
     ),
     "taskqd.domain.ids": ("new_uuid",),
-    "taskqd.domain.retry": ("RetryPolicy",),
+    "taskqd.domain.retry": ("RetryOverride", "RetryPolicy"),
     "taskqd.domain.signals": ("CancelOrigin", "RetryAfter", "Snooze"),
     "taskqd.domain.status": ("JobStatus",),
     "taskqd.settings.errors": ("SettingsError",),

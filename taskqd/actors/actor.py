@@ -6,13 +6,13 @@ import inspect
 import typing
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
-from typing import Any, Concatenate, Generic, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Generic, Protocol, TypeAlias, TypeVar, overload
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from taskqd.actors.context import JobContext
 from taskqd.actors.faithful import find_loss, holds_nul
-from taskqd.actors.options import priority_problem, queue_problem, start_to_close_problem
+from taskqd.actors.options import limit_problem, priority_problem, queue_problem
 from taskqd.domain.errors import (
     ActorDefinitionError,
     PayloadNotStorableError,
@@ -20,10 +20,12 @@ from taskqd.domain.errors import (
     ResultTooLarge,
 )
 from taskqd.domain.names import nearest
-from taskqd.domain.retry import RetryPolicy
+from taskqd.domain.retry import RetryOverride, RetryPolicy
 
 P = TypeVar("P", bound=BaseModel)
 R = TypeVar("R")
+
+RetryClassifier: TypeAlias = Callable[[BaseException, int], RetryOverride | None]
 
 MAX_NAME = 200
 MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
@@ -45,6 +47,7 @@ class ActorRef(Generic[P, R]):
         "queue",
         "result_adapter",
         "retry",
+        "retry_classifier",
         "start_to_close",
         "wants_ctx",
     )
@@ -62,6 +65,7 @@ class ActorRef(Generic[P, R]):
         priority: int,
         start_to_close: timedelta | None,
         non_retryable_exceptions: tuple[type[BaseException], ...],
+        retry_classifier: RetryClassifier | None,
     ) -> None:
         self.fn = fn
         self.name = name
@@ -74,6 +78,7 @@ class ActorRef(Generic[P, R]):
         self.priority = priority
         self.start_to_close = start_to_close
         self.non_retryable_exceptions = non_retryable_exceptions
+        self.retry_classifier = retry_classifier
 
     def __repr__(self) -> str:
         return f"ActorRef({self.name!r}, queue={self.queue!r})"
@@ -196,6 +201,7 @@ def actor(
     priority: int = 0,
     start_to_close: timedelta | None = None,
     non_retryable_exceptions: tuple[type[BaseException], ...] = (),
+    retry_classifier: RetryClassifier | None = None,
 ) -> ActorDecorator: ...
 
 
@@ -209,6 +215,7 @@ def actor(
     priority: int = 0,
     start_to_close: timedelta | None = None,
     non_retryable_exceptions: tuple[type[BaseException], ...] = (),
+    retry_classifier: RetryClassifier | None = None,
     **unknown: Any,
 ) -> Any:
     """Declare an actor, bare or with options.
@@ -230,6 +237,9 @@ def actor(
         Longest run of one attempt; None (default) falls through to ``TASKQ_DEFAULT_START_TO_CLOSE``.
     ``non_retryable_exceptions``
         Exception classes, subclasses included, that fail the job at once.
+    ``retry_classifier``
+        Called with any other error and the attempt's number; what :class:`RetryOverride` it returns comes before the
+        policy, None leaves it. It runs on the event loop: keep it quick. One that raises is logged and passed over.
 
     Raises ``ActorDefinitionError``, at import time, with a message that names the fix.
     """
@@ -238,7 +248,16 @@ def actor(
         raise ActorDefinitionError(f"@actor has no option {option!r}{nearest(option, _OPTIONS)}")
 
     def declare(function: Callable[..., Any]) -> ActorRef[Any, Any]:
-        return _declare(function, name, queue, retry, priority, start_to_close, non_retryable_exceptions)
+        return _declare(
+            function,
+            name,
+            queue=queue,
+            retry=RetryPolicy() if retry is None else retry,
+            priority=priority,
+            start_to_close=start_to_close,
+            non_retryable_exceptions=non_retryable_exceptions,
+            retry_classifier=retry_classifier,
+        )
 
     return declare if fn is None else declare(fn)
 
@@ -250,15 +269,7 @@ _OPTIONS = tuple(
 )
 
 
-def _declare(
-    fn: Callable[..., Any],
-    name: str | None,
-    queue: str,
-    retry: RetryPolicy | None,
-    priority: int,
-    start_to_close: timedelta | None,
-    non_retryable_exceptions: tuple[type[BaseException], ...],
-) -> ActorRef[Any, Any]:
+def _declare(fn: Callable[..., Any], name: str | None, **options: Any) -> ActorRef[Any, Any]:
     if isinstance(fn, str):
         raise ActorDefinitionError(f"@actor takes its options by keyword: @actor(name={fn!r})")
     if not inspect.isfunction(fn):
@@ -269,27 +280,42 @@ def _declare(
         raise ActorDefinitionError(f"{where} is a generator; return one value instead of yielding")
     if not _is_name(label):
         raise ActorDefinitionError(f"{where}: name must be 1 to {MAX_NAME} bytes of text; give one @actor(name=...)")
-    if problem := queue_problem(queue) or priority_problem(priority) or start_to_close_problem(start_to_close):
+    if problem := _problem(**options):
         raise ActorDefinitionError(f"{where}: {problem}")
-    if retry is not None and not isinstance(retry, RetryPolicy):
-        raise ActorDefinitionError(f"{where}: retry = {retry!r} must be a RetryPolicy")
-    if not isinstance(non_retryable_exceptions, tuple) or not all(
-        isinstance(item, type) and issubclass(item, BaseException) for item in non_retryable_exceptions
-    ):
-        raise ActorDefinitionError(f"{where}: non_retryable_exceptions must be a tuple of exception classes")
     payload_type, result_type, wants_ctx = _signature(fn, where)
     return ActorRef(
         fn,
         name=label,
-        queue=queue,
         payload_type=payload_type,
         result_adapter=None if result_type is None else _adapter(result_type, where),
         wants_ctx=wants_ctx,
-        retry=retry if retry is not None else RetryPolicy(),
-        priority=priority,
-        start_to_close=start_to_close,
-        non_retryable_exceptions=non_retryable_exceptions,
+        **options,
     )
+
+
+def _problem(
+    *,
+    queue: Any,
+    retry: Any,
+    priority: Any,
+    start_to_close: Any,
+    non_retryable_exceptions: Any,
+    retry_classifier: Any,
+) -> str:
+    """Say what is wrong with the options, ``""`` when nothing is."""
+    if problem := queue_problem(queue) or priority_problem(priority) or limit_problem("start_to_close", start_to_close):
+        return problem
+    if not isinstance(retry, RetryPolicy):
+        return f"retry = {retry!r} must be a RetryPolicy"
+    if not isinstance(non_retryable_exceptions, tuple) or not all(
+        isinstance(item, type) and issubclass(item, BaseException) for item in non_retryable_exceptions
+    ):
+        return "non_retryable_exceptions must be a tuple of exception classes"
+    if retry_classifier is not None and (
+        not callable(retry_classifier) or inspect.iscoroutinefunction(retry_classifier)
+    ):
+        return f"retry_classifier = {retry_classifier!r} must be a plain function of (exception, attempt)"
+    return ""
 
 
 def _is_name(label: object) -> bool:

@@ -32,6 +32,8 @@ class JobEnqueuer(Protocol):
         priority: int | None = None,
         scheduled_at: datetime | None = None,
         start_to_close: timedelta | None = None,
+        schedule_to_close: timedelta | None = None,
+        heartbeat_timeout: timedelta | None = None,
         idempotency_key: str | None = None,
         idempotency_scope: str = "",
         unique_while: Literal["stored", "active"] = "stored",

@@ -7,7 +7,7 @@ from datetime import timedelta
 from taskqd.domain.names import QUEUE_RULE, is_queue_name
 
 MIN_PRIORITY, MAX_PRIORITY = -32768, 32767
-MAX_START_TO_CLOSE = timedelta(days=365)
+MAX_LIMIT = timedelta(days=365)
 
 
 def queue_problem(queue: object) -> str:
@@ -25,8 +25,8 @@ def priority_problem(priority: object) -> str:
     return f"priority = {priority!r} must be a whole number between {MIN_PRIORITY} and {MAX_PRIORITY}"
 
 
-def start_to_close_problem(limit: object) -> str:
-    """Say what is wrong with a ``start_to_close``, ``""`` when nothing is."""
-    if limit is None or (isinstance(limit, timedelta) and timedelta(0) < limit <= MAX_START_TO_CLOSE):
+def limit_problem(name: str, limit: object) -> str:
+    """Say what is wrong with a ``start_to_close`` or ``schedule_to_close``, ``""`` when nothing is."""
+    if limit is None or (isinstance(limit, timedelta) and timedelta(0) < limit <= MAX_LIMIT):
         return ""
-    return f"start_to_close = {limit!r} must be a timedelta above zero, up to {MAX_START_TO_CLOSE.days} days"
+    return f"{name} = {limit!r} must be a timedelta above zero, up to {MAX_LIMIT.days} days"

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from taskqd.actors.actor import ActorRef
 from taskqd.actors.faithful import holds_nul
-from taskqd.actors.options import priority_problem, queue_problem, start_to_close_problem
+from taskqd.actors.options import limit_problem, priority_problem, queue_problem
 from taskqd.client.unmigrated import explain_unmigrated
 from taskqd.domain.errors import IdempotencyKeyActorMismatchError, PayloadNotStorableError, SubEnqueueError
 from taskqd.domain.ids import new_uuid
@@ -44,6 +44,13 @@ class EnqueueItem:
         The actor, and its payload: the model or a mapping that fits it.
     ``queue``, ``priority``, ``start_to_close``
         Override the actor's own; None (default) keeps them.
+    ``schedule_to_close``
+        How long after its enqueue the job may still begin an attempt; past that it fails with ``DeadlineExceeded``. It
+        never ends an attempt that runs. None (default) is the ``time_budget`` of the actor's policy.
+    ``heartbeat_timeout``
+        Longest silence of the worker that runs it, where its lease is too long to wait for: between two
+        ``TASKQ_HEARTBEAT_INTERVAL`` and ``TASKQ_LOCK_LEASE`` as this process knows them. None (default) waits for the
+        lease.
     ``scheduled_at``
         Earliest start, timezone-aware; None (default) is now, by the database's clock.
     ``idempotency_key``, ``idempotency_scope``
@@ -62,6 +69,8 @@ class EnqueueItem:
     priority: int | None = None
     scheduled_at: datetime | None = None
     start_to_close: timedelta | None = None
+    schedule_to_close: timedelta | None = None
+    heartbeat_timeout: timedelta | None = None
     idempotency_key: str | None = None
     idempotency_scope: str = ""
     unique_while: Literal["stored", "active"] = "stored"
@@ -83,13 +92,17 @@ class Enqueuer:
     """Validates and inserts jobs of one schema on whatever connection it is given.
 
     ``key_max_bytes`` bounds idempotency key and scope each (``TASKQ_IDEMPOTENCY_KEY_MAX_BYTES``); ``max_backoff``
-    bounds the retry cap stamped on jobs (``TASKQ_MAX_RETRY_BACKOFF``), in seconds.
+    bounds the retry cap stamped on jobs (``TASKQ_MAX_RETRY_BACKOFF``), in seconds; ``heartbeat_window`` are the
+    seconds, from and below, that a ``heartbeat_timeout`` may be.
     """
 
-    def __init__(self, schema: str, *, key_max_bytes: int = 1024, max_backoff: float = 86_400.0) -> None:
+    def __init__(
+        self, schema: str, *, key_max_bytes: int, max_backoff: float, heartbeat_window: tuple[float, float]
+    ) -> None:
         self.schema = schema
         self._key_max_bytes = key_max_bytes
         self._max_backoff = max_backoff
+        self._heartbeat_window = heartbeat_window
         self._sql = load("client", schema)
 
     async def insert(
@@ -156,7 +169,13 @@ class Enqueuer:
             raise TypeError(f"actor_ref = {ref!r} is not an actor; decorate the function with @actor")
         queue = ref.queue if item.queue is None else item.queue
         priority = ref.priority if item.priority is None else item.priority
-        if problem := queue_problem(queue) or priority_problem(priority) or start_to_close_problem(item.start_to_close):
+        if problem := (
+            queue_problem(queue)
+            or priority_problem(priority)
+            or limit_problem("start_to_close", item.start_to_close)
+            or limit_problem("schedule_to_close", item.schedule_to_close)
+            or self._heartbeat_problem(item.heartbeat_timeout)
+        ):
             raise ValueError(problem)
         if item.scheduled_at is not None and not isinstance(item.scheduled_at, datetime):
             raise TypeError(f"scheduled_at = {item.scheduled_at!r} must be a datetime with a time zone")
@@ -172,6 +191,7 @@ class Enqueuer:
         elif item.idempotency_scope != "" or item.unique_while != "stored":
             raise ValueError("idempotency_scope and unique_while need an idempotency_key")
         retry = ref.retry
+        deadline = retry.time_budget if item.schedule_to_close is None else item.schedule_to_close
         return (
             new_uuid(),
             ref.name,
@@ -184,8 +204,9 @@ class Enqueuer:
             item.unique_while == "active",
             _tags(item.tags),
             _metadata(item.metadata),
-            None if item.start_to_close is None else item.start_to_close.total_seconds(),
-            None if retry.time_budget is None else retry.time_budget.total_seconds(),
+            _seconds(item.start_to_close),
+            _seconds(deadline),
+            _seconds(item.heartbeat_timeout),
             retry.max_attempts,
             retry.kind,
             retry.backoff,
@@ -193,6 +214,15 @@ class Enqueuer:
             min(retry.cap.total_seconds(), self._max_backoff),
             retry.stored_jitter,
             item.batch_id if item.batch_id is not None else batch_id,
+        )
+
+    def _heartbeat_problem(self, timeout: object) -> str:
+        low, high = self._heartbeat_window
+        if timeout is None or (isinstance(timeout, timedelta) and low <= timeout.total_seconds() < high):
+            return ""
+        return (
+            f"heartbeat_timeout = {timeout!r} must be a timedelta of at least {low:g} s, two TASKQ_HEARTBEAT_INTERVAL, "
+            f"and below {high:g} s, TASKQ_LOCK_LEASE"
         )
 
     def _check_key(self, name: str, value: str) -> None:
@@ -206,6 +236,10 @@ class Enqueuer:
             raise ValueError(
                 f"{name} is {size} bytes, the limit is {self._key_max_bytes} (TASKQ_IDEMPOTENCY_KEY_MAX_BYTES)"
             )
+
+
+def _seconds(duration: timedelta | None) -> float | None:
+    return None if duration is None else duration.total_seconds()
 
 
 def check_batch_id(batch_id: object) -> None:

@@ -103,7 +103,12 @@ class TaskQ(Jobs):
             )
         settings = client_settings()
         self.schema = check_schema_name(schema or settings.schema_name)
-        self._client_settings = settings
+        self._enqueuer = Enqueuer(
+            self.schema,
+            key_max_bytes=settings.idempotency_key_max_bytes,
+            max_backoff=settings.max_retry_backoff,
+            heartbeat_window=settings.heartbeat_window,
+        )
         self._dsn = dsn
         self._given_pool = pool
         self._sizes = (min_pool_size, max_pool_size)
@@ -130,13 +135,7 @@ class TaskQ(Jobs):
                     return self
             wake = WakeSender(pool, self.schema, _wake_failed)
             wake.start()
-            settings = self._client_settings
-            enqueuer = Enqueuer(
-                self.schema,
-                key_max_bytes=settings.idempotency_key_max_bytes,
-                max_backoff=settings.max_retry_backoff,
-            )
-            super().__init__(_Bound(pool), enqueuer, wake)
+            super().__init__(_Bound(pool), self._enqueuer, wake)
         elif not self._pool.is_ours:
             raise RuntimeError("the TaskQ is open on another event loop; open another one here")
         return self
@@ -168,7 +167,7 @@ class TaskQ(Jobs):
 
     def _close_pool(self) -> None:
         closed: Any = _Closed()
-        super().__init__(closed, Enqueuer(self.schema), closed)
+        super().__init__(closed, self._enqueuer, closed)
 
     async def __aenter__(self) -> Self:
         return await self.open()

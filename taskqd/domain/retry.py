@@ -16,6 +16,29 @@ MAX_ATTEMPTS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
+class RetryOverride:
+    """What an actor's ``retry_classifier`` makes of one error; None leaves the policy's own.
+
+    ``kind``
+        ``"non_retryable"`` ends the job, ``"indefinite"`` retries it whatever its attempts, ``"transient"`` until they
+        are spent.
+    ``delay``
+        Wait before the next attempt, instead of the curve's; at most ``TASKQ_MAX_RETRY_BACKOFF``.
+
+    Raises ``ValueError`` naming the field, the value and the range.
+    """
+
+    kind: RetryKind | None = None
+    delay: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind is not None and self.kind not in KINDS:
+            raise ValueError(f"retry kind = {self.kind!r} must be one of {', '.join(KINDS)}")
+        if self.delay is not None and (not isinstance(self.delay, timedelta) or self.delay < timedelta(0)):
+            raise ValueError(f"retry delay = {self.delay!r} must be a timedelta that is not negative")
+
+
+@dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """The retry curve of an actor. It is stamped on each job at enqueue, so a crashed job waits on it too.
 

@@ -20,6 +20,13 @@ class ClientSettings:
     schema_name: str
     idempotency_key_max_bytes: int
     max_retry_backoff: float
+    heartbeat_interval: float
+    lock_lease: float
+
+    @property
+    def heartbeat_window(self) -> tuple[float, float]:
+        """The seconds, from and below, that a job's ``heartbeat_timeout`` may be."""
+        return 2 * self.heartbeat_interval, self.lock_lease
 
 
 def client_settings(environ: Mapping[str, str] | None = None) -> ClientSettings:

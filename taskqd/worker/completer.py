@@ -185,7 +185,7 @@ class Completer:
             [outcome.error_class for outcome in outcomes],
             [outcome.message for outcome in outcomes],
             [outcome.traceback for outcome in outcomes],
-            [outcome.retryable for outcome in outcomes],
+            [outcome.retry_kind for outcome in outcomes],
             [outcome.delay for outcome in outcomes],
             [outcome.exhausted_class for outcome in outcomes],
         ]
@@ -254,7 +254,7 @@ class Completer:
             UNSTORABLE,
             f"the outcome ({type(outcome).__name__}) holds a value that Postgres refused: {type(error).__name__}",
             None,
-            retryable=False,
+            retry_kind="non_retryable",
         )
         await self._settle(Failed, [diagnostic])
 

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from taskqd.actors.context import JobContext, JobEnqueuer
 from taskqd.domain.errors import PayloadValidationError, ResultTooLarge
+from taskqd.domain.retry import RetryOverride
 from taskqd.domain.signals import CancelOrigin, RetryAfter, Snooze
 from taskqd.observe.logs import get_logger
 from taskqd.worker.attempt import Attempt
@@ -45,6 +46,7 @@ class Consumers:
         cleanup_grace: float,
         result_max_bytes: int,
         message_max_chars: int,
+        max_backoff: float,
     ) -> None:
         self._slots = slots
         self._completer = completer
@@ -54,6 +56,7 @@ class Consumers:
         self._cleanup_grace = cleanup_grace
         self._result_max_bytes = result_max_bytes
         self._message_max_chars = message_max_chars
+        self._max_backoff = max_backoff
         self._threads = ThreadPoolExecutor(slots.size, thread_name_prefix="taskqd-actor")
         self._running: dict[asyncio.Task[None], Attempt] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -228,22 +231,45 @@ class Consumers:
             if not error.consume_budget:
                 return Snoozed(attempt, _ran(attempt), error.delay)
             return Failed(
-                attempt, _ran(attempt), "RetryAfter", str(error), None, True, error.delay, "MaxAttemptsExceeded"
+                attempt,
+                _ran(attempt),
+                "RetryAfter",
+                str(error),
+                None,
+                delay=error.delay,
+                exhausted_class="MaxAttemptsExceeded",
             )
         if isinstance(error, asyncio.CancelledError):
             if attempt.cancellation.origin is CancelOrigin.SHUTDOWN:
                 return Released(attempt, _ran(attempt), SHUTDOWN)
             if attempt.cancellation.origin is CancelOrigin.LEASE_LOST:
                 return None  # another attempt decides the job
-        retryable = not isinstance(error, (*NEVER_RETRIED, *attempt.ref.non_retryable_exceptions))
+        override = self._classify(attempt, error)
         return Failed(
             attempt,
             _ran(attempt),
             type(error).__name__,
             storable(message_of(error), self._message_max_chars),
             storable(_traceback(error), MAX_TRACEBACK),
-            retryable,
+            override.kind,
+            None if override.delay is None else min(override.delay.total_seconds(), self._max_backoff),
         )
+
+    def _classify(self, attempt: Attempt, error: BaseException) -> RetryOverride:
+        """Return what the actor says of retrying after this error; what it leaves open is the policy's."""
+        ref = attempt.ref
+        if isinstance(error, (*ref.non_retryable_exceptions, *NEVER_RETRIED)):
+            return RetryOverride(kind="non_retryable")
+        if ref.retry_classifier is None:
+            return RetryOverride()
+        try:
+            override = ref.retry_classifier(error, attempt.number)
+            if override is None or isinstance(override, RetryOverride):
+                return override or RetryOverride()
+            raise TypeError(f"returned {type(override).__name__}, not a RetryOverride or None")
+        except Exception as broken:
+            _log.warning("retry-classifier-failed", actor=ref.name, job_id=str(attempt.job_id), error=repr(broken))
+            return RetryOverride()
 
     def _context(self, attempt: Attempt, payload: Any) -> JobContext[Any]:
         return JobContext(
@@ -327,7 +353,7 @@ def _ran(attempt: Attempt) -> float:
 
 
 def _timed_out(attempt: Attempt, limit: float) -> Failed:
-    return Failed(attempt, limit, "TimeoutError", "start_to_close", None, retryable=True)
+    return Failed(attempt, limit, "TimeoutError", "start_to_close", None)
 
 
 def _traceback(error: BaseException) -> str:

@@ -99,7 +99,10 @@ class Engine:
         )
         self._wake = WakeSender(worker_pool, schema, loop_failed)
         enqueuer = Enqueuer(
-            schema, key_max_bytes=settings.idempotency_key_max_bytes, max_backoff=settings.max_retry_backoff
+            schema,
+            key_max_bytes=settings.idempotency_key_max_bytes,
+            max_backoff=settings.max_retry_backoff,
+            heartbeat_window=(2 * settings.heartbeat_interval, settings.lock_lease),
         )
         self.consumers = Consumers(
             self.slots,
@@ -110,6 +113,7 @@ class Engine:
             cleanup_grace=settings.cleanup_grace_period,
             result_max_bytes=settings.result_max_bytes,
             message_max_chars=settings.exception_message_max_chars,
+            max_backoff=settings.max_retry_backoff,
         )
         self._ladder = CancelLadder(
             dispatch_pool,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from taskqd.domain.retry import RetryKind
 from taskqd.worker.attempt import Attempt
 
 
@@ -20,8 +21,8 @@ class Succeeded:
 class Failed:
     """The attempt failed; the database decides whether the job has another.
 
-    ``delay`` None waits on the row's retry curve. ``exhausted_class`` replaces the error class of a job that has no
-    attempt left.
+    ``retry_kind`` None is the row's own; ``"non_retryable"`` ends the job. ``delay`` None waits on the row's retry
+    curve. ``exhausted_class`` replaces the error class of a job that has no attempt left.
     """
 
     attempt: Attempt
@@ -29,7 +30,7 @@ class Failed:
     error_class: str
     message: str
     traceback: str | None
-    retryable: bool
+    retry_kind: RetryKind | None = None
     delay: float | None = None
     exhausted_class: str | None = None
 

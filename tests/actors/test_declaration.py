@@ -27,6 +27,9 @@ class Other(BaseModel):
     n: int
 
 
+async def classify_later(error: BaseException, attempt: int) -> None: ...
+
+
 # -- what works -------------------------------------------------------------------------------------
 
 
@@ -217,6 +220,8 @@ def test_a_wrong_signature_is_refused_with_its_fix(function: Callable[..., Any],
         ({"non_retryable_exceptions": [ValueError]}, "must be a tuple of exception classes"),
         ({"non_retryable_exceptions": ValueError}, "must be a tuple of exception classes"),
         ({"non_retryable_exceptions": (ValueError("x"),)}, "must be a tuple of exception classes"),
+        ({"retry_classifier": "no"}, r"retry_classifier = 'no' must be a plain function of \(exception, attempt\)"),
+        ({"retry_classifier": classify_later}, "retry_classifier = .* must be a plain function"),
         ({"name": ""}, r"name must be 1 to 200 bytes of text; give one @actor\(name=...\)"),
         ({"name": "  "}, "name must be 1 to 200 bytes"),
         ({"name": "é" * 101}, "name must be 1 to 200 bytes"),

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from taskqd import JobContext, RetryAfter, RetryPolicy, Snooze, actor
+from taskqd import JobContext, RetryAfter, RetryOverride, RetryPolicy, Snooze, actor
 
 AT_ONCE = RetryPolicy(base=timedelta(0), max_attempts=3)
 MANY = RetryPolicy(base=timedelta(0), max_attempts=50)
@@ -325,7 +325,37 @@ async def cancels_itself(payload: Work) -> str:
     return "returned"
 
 
+def classify(error: BaseException, attempt: int) -> RetryOverride | None:
+    """Say what the payload's key asked for."""
+    if str(error) == "broken":
+        raise ZeroDivisionError
+    answers: dict[str, Any] = {
+        "hopeless": RetryOverride(kind="non_retryable"),
+        "later": RetryOverride(delay=timedelta(seconds=30)),
+        "much later": RetryOverride(delay=timedelta(days=30)),
+        "for ever": RetryOverride(kind="indefinite", delay=timedelta(0)),
+        "nonsense": 5,
+    }
+    answer: RetryOverride | None = answers.get(str(error))
+    return answer
+
+
+@actor(
+    name="classified",
+    retry=RetryPolicy(max_attempts=1),
+    non_retryable_exceptions=(KeyError,),
+    retry_classifier=classify,
+)
+async def classified(payload: Work, ctx: JobContext[Work]) -> str:
+    """Raise what the classifier has an opinion of; the job's third attempt succeeds."""
+    note("start", ctx, payload.key)
+    if ctx.attempt == 3:
+        return "at last"
+    raise KeyError(payload.key) if payload.key == "declared" else RuntimeError(payload.key)
+
+
 actors = [
+    classified,
     succeed,
     plain,
     polite,

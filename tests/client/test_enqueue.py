@@ -44,6 +44,8 @@ async def test_an_enqueue_may_override_what_the_actor_declares(
         queue="other.queue",
         priority=-7,
         start_to_close=timedelta(seconds=90),
+        schedule_to_close=timedelta(hours=2),
+        heartbeat_timeout=timedelta(seconds=25),
         batch_id=batch,
         metadata={"who": "me", "deep": {"n": [1, None]}},
         tags=["a", "b-c", "ä_1"],
@@ -52,8 +54,10 @@ async def test_an_enqueue_may_override_what_the_actor_declares(
     assert (row.queue, row.route, row.priority, row.batch_id) == ("other.queue", "other.queue", -7, batch)
     assert row.metadata == {"who": "me", "deep": {"n": [1, None]}}
     assert row.tags == ["a", "b-c", "ä_1"]
-    stored = await conn.fetchval(f'select start_to_close from "{schema}".jobs where id = $1', handle.job_id)
-    assert stored == timedelta(seconds=90)
+    stored = await conn.fetchrow(f'select * from "{schema}".jobs where id = $1', handle.job_id)
+    assert stored is not None
+    assert (stored["start_to_close"], stored["heartbeat_timeout"]) == (timedelta(seconds=90), timedelta(seconds=25))
+    assert abs(stored["schedule_to_close"] - stored["created_at"] - timedelta(hours=2)) < timedelta(seconds=10)
 
 
 async def test_the_retry_curve_is_stamped_on_the_job(tq: TaskQ, conn: asyncpg.Connection, schema: str) -> None:
@@ -205,6 +209,15 @@ def nested(depth: int) -> dict[str, Any]:
         ({"queue": 5}, ValueError, "queue = 5 must be"),
         ({"start_to_close": timedelta(0)}, ValueError, "start_to_close = .* above zero, up to 365 days"),
         ({"start_to_close": 30}, ValueError, "start_to_close = 30 must be a timedelta"),
+        ({"schedule_to_close": timedelta(0)}, ValueError, "schedule_to_close = .* above zero, up to 365 days"),
+        ({"schedule_to_close": timedelta(days=366)}, ValueError, "schedule_to_close = .* up to 365 days"),
+        (
+            {"heartbeat_timeout": timedelta(seconds=19)},
+            ValueError,
+            "heartbeat_timeout = .* at least 20 s, two TASKQ_HEA",
+        ),
+        ({"heartbeat_timeout": timedelta(seconds=60)}, ValueError, "and below 60 s, TASKQ_LOCK_LEASE"),
+        ({"heartbeat_timeout": 30}, ValueError, "heartbeat_timeout = 30 must be a timedelta"),
         ({"unique_while": "forever"}, ValueError, "unique_while = 'forever' must be 'stored' or 'active'"),
         ({"unique_while": "active"}, ValueError, "need an idempotency_key"),
         ({"idempotency_scope": "s"}, ValueError, "need an idempotency_key"),
@@ -244,6 +257,8 @@ async def test_limits_themselves_are_allowed(tq: TaskQ) -> None:
         tags=["x" * 100] * 50,
         metadata={"a": "x" * 65_527},
         start_to_close=timedelta(days=365),
+        schedule_to_close=timedelta(days=365),
+        heartbeat_timeout=timedelta(seconds=20),
     )
     row = await handle.row()
     assert (row.priority, len(row.queue), len(row.tags or [])) == (32767, 200, 50)

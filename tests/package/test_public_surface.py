@@ -39,6 +39,7 @@ SURFACE = [
     "RegistryError",
     "ResultTooLarge",
     "RetryAfter",
+    "RetryOverride",
     "RetryPolicy",
     "SchemaNotMigratedError",
     "SchemaOutOfRangeError",

@@ -59,7 +59,7 @@ def good(attempt: Attempt, result: str | None = '"ok"') -> Succeeded:
 
 
 def bad(attempt: Attempt, message: str = "no") -> Failed:
-    return Failed(attempt, 0.1, "RuntimeError", message, None, retryable=True)
+    return Failed(attempt, 0.1, "RuntimeError", message, None)
 
 
 @pytest.fixture
@@ -294,7 +294,7 @@ async def test_a_hang_disowns_within_its_budget(by_proxy: Harness, proxy: Proxy)
 REPLAYS = {
     "success": lambda attempt: good(attempt),
     "retry": lambda attempt: bad(attempt),
-    "failure": lambda attempt: Failed(attempt, 0.1, "KeyError", "no", None, retryable=False),
+    "failure": lambda attempt: Failed(attempt, 0.1, "KeyError", "no", None, "non_retryable"),
     "snooze": lambda attempt: Snoozed(attempt, 0.1, 3600.0),
     "release": lambda attempt: Released(attempt, 0.1, "worker_shutdown"),
     "unstarted": lambda attempt: Released(attempt, None, "unstarted"),

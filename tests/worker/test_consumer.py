@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -56,6 +57,7 @@ class Harness:
             cleanup_grace=0.2,
             result_max_bytes=1000,
             message_max_chars=200,
+            max_backoff=60,
         )
 
     async def run(self, *attempts: Attempt) -> list[Outcome]:
@@ -105,7 +107,7 @@ async def test_what_an_actor_returns_is_a_success(harness: Harness, actor: str) 
 async def test_what_it_raises_is_a_failure_with_its_own_traceback(harness: Harness) -> None:
     outcome = await harness.one("fail", '{"key": "a", "times": 1}')
     assert isinstance(outcome, Failed)
-    assert (outcome.error_class, outcome.message, outcome.retryable) == ("RuntimeError", "attempt 1 of a", True)
+    assert (outcome.error_class, outcome.message, outcome.retry_kind) == ("RuntimeError", "attempt 1 of a", None)
     assert outcome.traceback is not None
     assert "in fail" in outcome.traceback
     assert "consumer.py" not in outcome.traceback
@@ -113,7 +115,31 @@ async def test_what_it_raises_is_a_failure_with_its_own_traceback(harness: Harne
 
 async def test_a_declared_class_and_its_subclasses_are_not_retried(harness: Harness) -> None:
     outcome = await harness.one("refuses")
-    assert (outcome.error_class, outcome.retryable) == ("KeyError", False)
+    assert (outcome.error_class, outcome.retry_kind) == ("KeyError", "non_retryable")
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "delay"),
+    [
+        ("hopeless", "non_retryable", None),
+        ("later", None, 30),
+        ("much later", None, 60),
+        ("for ever", "indefinite", 0),
+        ("no opinion", None, None),
+        ("nonsense", None, None),
+        ("broken", None, None),
+    ],
+)
+async def test_an_actors_classifier_comes_before_its_policy(
+    harness: Harness, key: str, kind: str | None, delay: float | None
+) -> None:
+    outcome = await harness.one("classified", json.dumps({"key": key}))
+    assert (outcome.error_class, outcome.retry_kind, outcome.delay) == ("RuntimeError", kind, delay)
+
+
+async def test_a_declared_class_comes_before_the_classifier(harness: Harness) -> None:
+    outcome = await harness.one("classified", '{"key": "declared"}')
+    assert (outcome.error_class, outcome.retry_kind) == ("KeyError", "non_retryable")
 
 
 @pytest.mark.parametrize(
@@ -128,19 +154,19 @@ async def test_an_actor_may_say_when_instead(harness: Harness, actor: str, kind:
 
 async def test_a_request_to_retry_names_what_becomes_of_the_last_attempt(harness: Harness) -> None:
     outcome = await harness.one("retry_after", '{"seconds": 7, "times": 1}')
-    assert (outcome.retryable, outcome.exhausted_class) == (True, "MaxAttemptsExceeded")
+    assert (outcome.retry_kind, outcome.exhausted_class) == (None, "MaxAttemptsExceeded")
 
 
 async def test_a_payload_that_does_not_fit_fails_without_a_retry_and_without_its_values(harness: Harness) -> None:
     outcome = await harness.one("strict", '{"number": "hunter2"}')
-    assert (outcome.error_class, outcome.retryable) == ("PayloadValidationError", False)
+    assert (outcome.error_class, outcome.retry_kind) == ("PayloadValidationError", "non_retryable")
     assert "number" in outcome.message
     assert "hunter2" not in outcome.message + (outcome.traceback or "")
 
 
 async def test_a_result_that_is_too_large_is_not_retried(harness: Harness) -> None:
     outcome = await harness.one("big", '{"size": 1000}')
-    assert (outcome.error_class, outcome.retryable) == ("ResultTooLarge", False)
+    assert (outcome.error_class, outcome.retry_kind) == ("ResultTooLarge", "non_retryable")
     assert "1002 bytes, the limit is 1000" in outcome.message
 
 
@@ -190,7 +216,7 @@ async def test_an_attempt_that_takes_too_long_is_cancelled(harness: Harness) -> 
     began = time.monotonic()
     outcome = await harness.one("slow", '{"seconds": 30}')
     assert time.monotonic() - began < 5
-    assert (outcome.error_class, outcome.message, outcome.retryable) == ("TimeoutError", "start_to_close", True)
+    assert (outcome.error_class, outcome.message, outcome.retry_kind) == ("TimeoutError", "start_to_close", None)
 
 
 async def test_the_jobs_own_limit_comes_before_the_actors(harness: Harness) -> None:
@@ -225,7 +251,7 @@ async def test_an_actor_that_ignores_its_cancellation_is_recorded_and_keeps_its_
     harness.slots.put([attempt])
     await eventually(lambda: harness.collector.outcomes)
     (outcome,) = harness.collector.outcomes
-    assert (outcome.error_class, outcome.message, outcome.retryable) == ("TimeoutError", "start_to_close", True)
+    assert (outcome.error_class, outcome.message, outcome.retry_kind) == ("TimeoutError", "start_to_close", None)
     assert harness.slots.busy == 1
     assert harness.consumers.running == [attempt]
     assert attempt.cancellation.origin is CancelOrigin.TIMEOUT

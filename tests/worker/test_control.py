@@ -162,7 +162,7 @@ async def test_a_cancel_that_waits_for_a_settlement_meets_what_it_left(
     for _ in range(ROUNDS):
         (job,) = await jobs.running(worker, max_attempts="9" if again else "1")
         async with other.transaction():
-            columns = [job], [1], [0.1], ["RuntimeError"], ["it broke"], [None], [True], [None], [None]
+            columns = [job], [1], [0.1], ["RuntimeError"], ["it broke"], [None], [None], [None], [None]
             await other.fetchrow(jobs.worker_sql.settle_failed, *columns)
             cancelling = asyncio.ensure_future(tq.cancel(job))
             await lock_held(jobs.conn)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -60,8 +61,9 @@ class Job:
     lapsed: bool = False
     history: dict[int, str] = field(default_factory=dict)
 
-    def may_retry(self) -> bool:
-        return self.kind == "indefinite" or (self.kind == "transient" and self.attempt < self.max_attempts)
+    def may_retry(self, override: str | None = None) -> bool:
+        kind = override or self.kind
+        return kind == "indefinite" or (kind == "transient" and self.attempt < self.max_attempts)
 
     def in_time(self, delay: float) -> bool:
         return self.deadline is None or (self.deadline == "ahead" and delay < LONG / 2)
@@ -79,7 +81,7 @@ class Life(RuleBasedStateMachine):
     table: ClassVar[JobTable]
     control: ClassVar[JobControl]
     steps: ClassVar[int] = 0
-    seen: ClassVar[set[str]] = set()
+    seen: ClassVar[Counter[str]] = Counter()
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +104,7 @@ class Life(RuleBasedStateMachine):
         one: Transition = find(event)
         assert job.status in one.sources, (event, job)
         assert to in one.targets, (event, to)
-        Life.seen.add(event)
+        Life.seen[event] += 1
         ended_by_others = one.raises_epoch and to in TERMINAL
         if job.status == "running" and (to not in TERMINAL or ended_by_others) and event != "hand back":
             outcome = {"retry": "retried", "snooze": "snoozed", "interrupt": "interrupted"}.get(event, "crashed")
@@ -121,6 +123,12 @@ class Life(RuleBasedStateMachine):
         """The job of a token that is still good."""
         job = self.jobs[token[0]]
         return job if job.status == "running" and job.epoch == token[1] else None
+
+    def writer(self, data: st.DataObject) -> Token:
+        """Draw who writes: as a rule somebody whose token is good, else anybody who ever held a job."""
+        good = [token for token in self.tokens if self.held(token)]
+        late = not good or data.draw(st.integers(0, 3)) == 0
+        return data.draw(st.sampled_from(self.tokens if late else good))
 
     @staticmethod
     def waits(delay: float) -> str:
@@ -154,6 +162,8 @@ class Life(RuleBasedStateMachine):
         self.sql("delete from {s}.jobs")
         self.sql("delete from {s}.workers")
         self.register()
+        for kind, deadline in (("transient", None), ("transient", "ahead"), ("indefinite", None)):
+            self.add(max_attempts=2, kind=kind, delay=0.0, deadline=deadline, later=False)
 
     @precondition(lambda self: len(self.jobs) < 12)
     @rule(
@@ -163,7 +173,10 @@ class Life(RuleBasedStateMachine):
         deadline=st.sampled_from([None, None, "ahead"]),
         later=st.booleans(),
     )
-    def enqueue(self, max_attempts: int, kind: str, delay: float, deadline: str | None, later: bool) -> None:
+    def enqueue(self, **options: Any) -> None:
+        self.add(**options)
+
+    def add(self, *, max_attempts: int, kind: str, delay: float, deadline: str | None, later: bool) -> None:
         (job_id,) = self.run(
             self.table.plant(
                 status="'scheduled'" if later else "'pending'",
@@ -182,7 +195,7 @@ class Life(RuleBasedStateMachine):
     def register(self) -> None:
         self.workers = [*self.workers[-2:], self.run(self.table.register())]  # the oldest is heard of no more
 
-    @rule(data=st.data(), count=st.sampled_from([1, 1, 100]))
+    @rule(data=st.data(), count=st.sampled_from([1, 2, 100]))
     def claim(self, data: st.DataObject, count: int) -> None:
         worker = data.draw(st.sampled_from(self.workers))
         claimed = self.run(self.table.claim(worker, count))
@@ -206,29 +219,33 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.tokens)
     @rule(data=st.data())
     def succeed(self, data: st.DataObject) -> None:
-        token = data.draw(st.sampled_from(self.tokens[-8:]))
+        token = self.writer(data)
         if job := self.held(token):
             self.moves(job, "succeed", "succeeded")
         self.settle("settle_succeeded", token, 0.1, "1")
 
     @precondition(lambda self: self.tokens)
-    @rule(data=st.data(), retryable=st.sampled_from([True, True, False]), own=st.sampled_from([None, None, 0.0, LONG]))
-    def fail(self, data: st.DataObject, retryable: bool, own: float | None) -> None:
-        token = data.draw(st.sampled_from(self.tokens[-8:]))
+    @rule(
+        data=st.data(),
+        kind=st.sampled_from([None, None, None, "non_retryable", "indefinite", "transient"]),
+        own=st.sampled_from([None, None, 0.0, LONG]),
+    )
+    def fail(self, data: st.DataObject, kind: str | None, own: float | None) -> None:
+        token = self.writer(data)
         if job := self.held(token):
             delay = job.delay if own is None else own
             if job.cancelled:
                 self.moves(job, "end cancelled", "cancelled")
-            elif retryable and job.may_retry() and job.in_time(delay):
+            elif job.may_retry(kind) and job.in_time(delay):
                 self.moves(job, "retry", self.waits(delay))
             else:
                 self.moves(job, "fail", "failed")
-        self.settle("settle_failed", token, 0.1, "E", "m", None, retryable, own, None)
+        self.settle("settle_failed", token, 0.1, "E", "m", None, kind, own, None)
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data(), delay=st.sampled_from([0.0, LONG]))
     def snooze(self, data: st.DataObject, delay: float) -> None:
-        token = data.draw(st.sampled_from(self.tokens[-8:]))
+        token = self.writer(data)
         if job := self.held(token):
             job.snoozes += 1
             if job.cancelled:
@@ -242,7 +259,7 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.tokens)
     @rule(data=st.data(), began=st.booleans())
     def release(self, data: st.DataObject, began: bool) -> None:
-        token = data.draw(st.sampled_from(self.tokens[-8:]))
+        token = self.writer(data)
         if job := self.held(token):
             if job.cancelled:
                 self.moves(job, "end cancelled" if began else "drop cancelled", "cancelled")
@@ -254,7 +271,7 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.tokens)
     @rule(data=st.data())
     def abandon(self, data: st.DataObject) -> None:
-        token = data.draw(st.sampled_from(self.tokens[-8:]))
+        token = self.writer(data)
         if job := self.held(token):
             self.moves(job, "abandon", "abandoned")
         self.settle("settle_abandoned", token, 0.1)
@@ -262,7 +279,7 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.tokens)
     @rule(data=st.data())
     def renew(self, data: st.DataObject) -> None:
-        token = data.draw(st.sampled_from(self.tokens[-8:]))
+        token = self.writer(data)
         lost = self.run(self.conn.fetch(self.table.worker_sql.renew, [token[0]], [token[1]], [0.1], 60.0, 58.0))
         job = self.held(token)
         assert [(one["id"], one["epoch"]) for one in lost] == ([] if job else [token])
@@ -292,7 +309,7 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.tokens)
     @rule(data=st.data())
     def force(self, data: st.DataObject) -> None:
-        token = data.draw(st.sampled_from(self.tokens[-8:]))
+        token = self.writer(data)
         job = self.held(token)
         if job and job.cancelled:
             job.phase = 2
@@ -401,7 +418,7 @@ def life(server: Server) -> Iterator[type[Life]]:
         await plain.close(timeout=10)
         return await connect(server.dsn(), role="test", schema=schema, pinned=True)
 
-    Life.loop, Life.steps, Life.seen = loop, 0, set()
+    Life.loop, Life.steps, Life.seen = loop, 0, Counter()
     Life.conn = loop.run_until_complete(prepare())
     Life.table, Life.control = JobTable(Life.conn, schema), JobControl(Life.conn, schema)
     yield Life
@@ -423,7 +440,7 @@ def test_the_sql_and_the_table_of_transitions_agree(life: type[Life]) -> None:
         ),
     )
     assert life.steps >= STEPS
-    assert life.seen == {one.event for one in TRANSITIONS}, "a transition was never taken"
+    assert life.seen.keys() == {one.event for one in TRANSITIONS}, "a transition was never taken"
 
 
 def test_the_epochs_of_a_job_are_never_given_twice() -> None:

@@ -55,7 +55,7 @@ CASES: dict[str, tuple[str, tuple[Any, ...], str]] = {
     "settle_succeeded": ("worker", (*PAIRS, SECONDS, TEXTS), "jobs_pkey"),
     "settle_failed": (
         "worker",
-        (*PAIRS, SECONDS, TEXTS, TEXTS, TEXTS, [True] * 256, [None] * 256, [None] * 256),
+        (*PAIRS, SECONDS, TEXTS, TEXTS, TEXTS, ["transient"] * 256, [None] * 256, [None] * 256),
         "jobs_pkey",
     ),
     "settle_snoozed": ("worker", (*PAIRS, SECONDS, SECONDS), "jobs_pkey"),

@@ -29,7 +29,7 @@ class Settlement:
     async def failed(
         self,
         *pairs: tuple[UUID, int],
-        retryable: bool = True,
+        kind: str | None = None,
         delay: float | None = None,
         exhausted: str | None = None,
         message: str = "it broke",
@@ -42,7 +42,7 @@ class Settlement:
             ["RuntimeError"] * count,
             [message] * count,
             ["traceback"] * count,
-            [retryable] * count,
+            [kind] * count,
             [delay] * count,
             [exhausted] * count,
         )
@@ -208,7 +208,7 @@ async def test_a_retry_keeps_the_key(jobs: JobTable, settle: Settlement, worker:
         assert (await jobs.row(job))["idempotency_freed"] is False
         await jobs.update([job], status="'pending'", scheduled_at="clock_timestamp()")
         await jobs.claim(worker)
-    await settle.failed((job, 7), retryable=False)
+    await settle.failed((job, 7), kind="non_retryable")
     assert (await jobs.row(job))["idempotency_freed"] is True
 
 
@@ -287,20 +287,22 @@ async def test_an_exhausted_request_to_retry_says_so(jobs: JobTable, settle: Set
 
 
 @pytest.mark.parametrize(
-    ("columns", "retryable", "status"),
+    ("columns", "kind", "status"),
     [
-        ({"retry_kind": "'non_retryable'", "max_attempts": "9"}, True, "failed"),
-        ({"max_attempts": "9"}, False, "failed"),
-        ({"retry_kind": "'indefinite'", "max_attempts": "1"}, True, "pending"),
-        ({"retry_kind": "'indefinite'"}, False, "failed"),
+        ({"retry_kind": "'non_retryable'", "max_attempts": "9"}, None, "failed"),
+        ({"max_attempts": "9"}, "non_retryable", "failed"),
+        ({"retry_kind": "'indefinite'", "max_attempts": "1"}, None, "pending"),
+        ({"retry_kind": "'indefinite'"}, "non_retryable", "failed"),
+        ({"max_attempts": "1"}, "indefinite", "pending"),
+        ({"retry_kind": "'non_retryable'", "max_attempts": "9"}, "transient", "pending"),
+        ({"retry_kind": "'indefinite'", "max_attempts": "1"}, "transient", "failed"),
     ],
-    ids=["kind", "error", "indefinite", "indefinite-error"],
 )
 async def test_who_may_retry(
-    jobs: JobTable, settle: Settlement, worker: UUID, columns: dict[str, str], retryable: bool, status: str
+    jobs: JobTable, settle: Settlement, worker: UUID, columns: dict[str, str], kind: str | None, status: str
 ) -> None:
     (job,) = await jobs.running(worker, **columns)
-    await settle.failed((job, 1), retryable=retryable)
+    await settle.failed((job, 1), kind=kind)
     assert (await jobs.row(job))["status"] == status
 
 

@@ -93,6 +93,13 @@ async def test_a_retry_waits_its_backoff_and_comes_soon_after(fleet: Fleet, tq: 
     assert 1.4 < second.at - first.at < 1.5 + 10
 
 
+async def test_a_classifier_may_give_a_job_more_attempts_than_its_policy(fleet: Fleet, tq: TaskQ) -> None:
+    fleet.worker()
+    handle = await tq.enqueue(basic.classified, Work(key="for ever"))
+    assert await handle.wait(WAIT) == "at last"
+    assert len(fleet.executions()) == 3
+
+
 async def test_an_error_that_is_never_retried(fleet: Fleet, tq: TaskQ) -> None:
     fleet.worker()
     row = await failure(await tq.enqueue(basic.refuses, Work()))

@@ -6,22 +6,23 @@
 -- order, so that batches that share keys cannot deadlock. One stamp for all: the ids keep the caller's order.
 insert into {schema}.jobs (
     id, actor, queue, route, payload, priority, scheduled_at, status, idempotency_scope, idempotency_key,
-    unique_while_active, tags, metadata, start_to_close, schedule_to_close, max_attempts, retry_kind, retry_backoff,
-    retry_base, retry_cap, retry_jitter, batch_id
+    unique_while_active, tags, metadata, start_to_close, schedule_to_close, heartbeat_timeout, max_attempts, retry_kind,
+    retry_backoff, retry_base, retry_cap, retry_jitter, batch_id
 )
 select g.id, g.actor, g.queue, g.queue, g.payload::jsonb, g.priority, coalesce(g.scheduled_at, (select clock_timestamp())),
     (case when g.scheduled_at > clock_timestamp() then 'scheduled' else 'pending' end)::{schema}.job_status,
     g.idempotency_scope, g.idempotency_key, g.unique_while_active, string_to_array(g.tags, ','), g.metadata::jsonb,
-    make_interval(secs => g.start_to_close), clock_timestamp() + make_interval(secs => g.time_budget), g.max_attempts,
-    g.retry_kind, g.retry_backoff, g.retry_base, g.retry_cap, g.retry_jitter, g.batch_id
+    make_interval(secs => g.start_to_close), clock_timestamp() + make_interval(secs => g.schedule_to_close),
+    make_interval(secs => g.heartbeat_timeout), g.max_attempts, g.retry_kind, g.retry_backoff, g.retry_base, g.retry_cap,
+    g.retry_jitter, g.batch_id
 from unnest(
     $1::uuid[], $2::text[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[], $7::text[], $8::text[],
-    $9::bool[], $10::text[], $11::text[], $12::float8[], $13::float8[], $14::int[], $15::text[], $16::text[],
-    $17::real[], $18::real[], $19::real[], $20::uuid[]
+    $9::bool[], $10::text[], $11::text[], $12::float8[], $13::float8[], $14::float8[], $15::int[], $16::text[],
+    $17::text[], $18::real[], $19::real[], $20::real[], $21::uuid[]
 ) with ordinality as g(
     id, actor, queue, payload, priority, scheduled_at, idempotency_scope, idempotency_key, unique_while_active, tags,
-    metadata, start_to_close, time_budget, max_attempts, retry_kind, retry_backoff, retry_base, retry_cap, retry_jitter,
-    batch_id, ord
+    metadata, start_to_close, schedule_to_close, heartbeat_timeout, max_attempts, retry_kind, retry_backoff, retry_base,
+    retry_cap, retry_jitter, batch_id, ord
 )
 order by g.idempotency_scope collate "C", g.idempotency_key collate "C", g.ord
 on conflict (idempotency_scope, idempotency_key) where idempotency_key is not null and not idempotency_freed do nothing

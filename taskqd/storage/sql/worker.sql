@@ -158,19 +158,19 @@ select array_agg(id) from settled
 
 -- name: settle_failed
 -- Ends attempts badly: each waits for its next attempt where it may have one, else its job fails, or is cancelled where
--- that was asked. $8 null waits on the row's own retry curve; $9 names the error class of a job that has no attempt
--- left, null keeps the error's own.
+-- that was asked. $7 null is the row's own kind, $8 null waits on its own retry curve; $9 names the error class of a job
+-- that has no attempt left, null keeps the error's own.
 -- Primary key of jobs, then job_attempts and actor_config by theirs.
 with given as materialized (
-    select * from unnest($1::uuid[], $2::int[], $3::float8[], $4::text[], $5::text[], $6::text[], $7::bool[], $8::float8[],
+    select * from unnest($1::uuid[], $2::int[], $3::float8[], $4::text[], $5::text[], $6::text[], $7::text[], $8::float8[],
                          $9::text[])
-        as g(id, epoch, run_seconds, error_class, error_message, error_traceback, retryable, delay, exhausted_class)
+        as g(id, epoch, run_seconds, error_class, error_message, error_traceback, retry_kind, delay, exhausted_class)
 ), locked as materialized (
     select g.*, j.attempt, j.worker_id, j.claimed_at, j.actor, j.schedule_to_close,
         j.cancel_requested_at is not null as cancelling,
         coalesce(j.started_at, clock_timestamp() - make_interval(secs => g.run_seconds)) as started_at,
-        g.retryable and j.retry_kind <> 'non_retryable'
-            and (j.retry_kind = 'indefinite' or j.attempt < j.max_attempts) as may_retry,
+        coalesce(g.retry_kind, j.retry_kind) <> 'non_retryable'
+            and (coalesce(g.retry_kind, j.retry_kind) = 'indefinite' or j.attempt < j.max_attempts) as may_retry,
         coalesce(make_interval(secs => g.delay),
             {schema}.retry_delay(j.attempt, j.retry_backoff, j.retry_base, j.retry_cap, j.retry_jitter)) as wait
     from given g join {schema}.jobs j on j.id = any(array[g.id])
@@ -178,7 +178,8 @@ with given as materialized (
     for no key update of j skip locked
 ), decided as materialized (
     select l.*,
-        l.may_retry and not l.cancelling and (l.schedule_to_close is null or clock_timestamp() + l.wait < l.schedule_to_close) as again
+        l.may_retry and not l.cancelling
+            and (l.schedule_to_close is null or clock_timestamp() + l.wait < l.schedule_to_close) as again
     from locked l
 ), attempted as (
     insert into {schema}.job_attempts (job_id, epoch, attempt, worker_id, claimed_at, started_at, outcome, error_class,
@@ -202,8 +203,7 @@ with given as materialized (
                            when d.cancelling and j.cancel_phase = 2 then 'CancelledForced'
                            when d.cancelling then 'CancelledCooperatively'
                            when d.may_retry then 'DeadlineExceeded'
-                           when d.retryable then coalesce(d.exhausted_class, d.error_class)
-                           else d.error_class end,
+                           else coalesce(d.exhausted_class, d.error_class) end,
         error_message = case when not d.again and d.may_retry and not d.cancelling then 'schedule_to_close reached before next dispatch'
                              else d.error_message end,
         error_traceback = d.error_traceback,

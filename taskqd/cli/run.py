@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from collections.abc import Sequence
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the workgroup of a file until it is told to stop, and return the exit code."""
+    if len(argv) == 1 and not argv[0].startswith("-"):
+        file = argv[0]  # so that a parser need not stay in memory
+    else:
+        try:
+            file = _parse(argv)
+        except SystemExit as stop:  # argparse has explained itself: 0 after --help, 2 for wrong usage
+            return int(stop.code or 0)
+
+    from taskqd.supervisor.group import run_group
+
+    return asyncio.run(run_group(file))
+
+
+def _parse(argv: Sequence[str]) -> str:
+    import argparse
+
     parser = argparse.ArgumentParser(
         prog="taskqd run",
         description="Run the workgroup of a TOML file: workers and a scheduler, watched and restarted.",
@@ -17,11 +32,4 @@ def main(argv: Sequence[str]) -> int:
         "others hold the connections, 78 when the file or the settings are refused.",
     )
     parser.add_argument("file", metavar="FILE", help="the workgroup file")
-    try:
-        options = parser.parse_args(argv)
-    except SystemExit as stop:  # argparse has explained itself: 0 after --help, 2 for wrong usage
-        return int(stop.code or 0)
-
-    from taskqd.supervisor.group import run_group
-
-    return asyncio.run(run_group(options.file))
+    return str(parser.parse_args(argv).file)

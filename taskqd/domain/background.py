@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
+
+from taskqd.domain.jitter import jitter
 
 CANCEL_TIMEOUT = 1.0
 """Seconds that cancelled work may take to clean up before it is left behind."""
@@ -89,7 +90,7 @@ class BackgroundLoop:
                 await asyncio.sleep(0)
                 continue
             try:
-                async with asyncio.timeout(pause * random.uniform(1 - self._jitter, 1 + self._jitter)):
+                async with asyncio.timeout(pause * jitter(1 - self._jitter, 1 + self._jitter)):
                     await self._wake.wait()
             except TimeoutError:
                 continue

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 QUEUE_RULE = "1 to 200 letters, digits, '_', '.' or '-', starting with a letter or '_'"
 SCHEMA_RULE = "1 to 63 letters, digits or '_', not starting with a digit, not 'pg_*' or 'information_schema'"
@@ -26,6 +25,8 @@ def is_schema_name(name: str) -> bool:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return `` (did you mean 'x'?)`` for the known name closest to ``name``, or ``""`` when none is close."""
+    from difflib import get_close_matches  # here: the supervisor has no use for it until a name is wrong
+
     lowered = {candidate.lower(): candidate for candidate in known}
     matches = get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
     return f" (did you mean {lowered[matches[0]]!r}?)" if matches else ""

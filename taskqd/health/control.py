@@ -14,9 +14,8 @@ from uuid import UUID
 
 from taskqd.health.canary import Canary
 from taskqd.health.child import can_leave_words, leave_word
-from taskqd.health.lines import LineProtocol, Message
+from taskqd.health.lines import PROTOCOL_VERSION, LineProtocol, Message
 
-PROTOCOL_VERSION = 1
 BEAT_INTERVAL = 1.0
 _ORPHANED = 75
 

@@ -7,6 +7,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+PROTOCOL_VERSION = 1
+"""What a child says in its first line; a supervisor of another version ends it."""
+
 LINE_LIMIT = 64 * 1024
 """Bytes of the longest line; a longer one ends the connection."""
 

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from taskqd.health.canary import split_words
-from taskqd.health.control import PROTOCOL_VERSION
-from taskqd.health.lines import LineProtocol, Message
+from taskqd.health.lines import PROTOCOL_VERSION, LineProtocol, Message
 from taskqd.supervisor.capture import Capture
 from taskqd.supervisor.events import Beat, Broken, Event, Progress, Ready
 from taskqd.supervisor.plan import ChildSpec

@@ -26,13 +26,8 @@ from typing import Any, NoReturn
 from taskqd.health.child import arm, show_name
 from taskqd.health.lines import encode
 from taskqd.supervisor.fork_safety import hazards, one_thread_each, open_sockets
+from taskqd.supervisor.handover import FORK_TIMEOUT, GO
 from taskqd.supervisor.heap import fill_gaps
-
-GO = b'{"op":"go"}\n'
-"""The first line on a forked child's link: the supervisor knows the child and will notice its end."""
-
-FORK_TIMEOUT = 5.0
-"""Seconds until a process that is being forked must have been handed over to the supervisor."""
 
 _GO_TIMEOUT = 30.0
 _TRACEBACK_LIMIT = 16 * 1024

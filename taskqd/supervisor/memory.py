@@ -8,6 +8,9 @@ from collections.abc import Iterator
 SAMPLE_INTERVAL = 15.0
 """Seconds between two looks at one process: the kernel walks its whole address space for each."""
 
+RARE_INTERVAL = 60.0
+"""The same for a process that has no limit, so that the figure is for people alone."""
+
 _CGROUPS = "/sys/fs/cgroup"
 
 

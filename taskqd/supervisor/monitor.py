@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import time
-import uuid
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
 from taskqd.domain.exit_codes import ExitCode
+from taskqd.domain.jitter import jitter
 from taskqd.supervisor.board import Board
 from taskqd.supervisor.capture import Capture
 from taskqd.supervisor.child import DUMP_PAUSE, Child
@@ -37,6 +36,7 @@ from taskqd.supervisor.events import (
     Stop,
     Tell,
 )
+from taskqd.supervisor.heap import give_back
 from taskqd.supervisor.journal import Journal
 from taskqd.supervisor.plan import ChildSpec, Plan
 from taskqd.supervisor.preload import Way
@@ -90,7 +90,7 @@ class Monitor:
         self._releaser = releaser
         self._preload = preload
         self._environments = environments
-        self._instance = str(uuid.uuid4())
+        self._instance = _new_instance()
         self._captures = capture
         self.generation = 1
         """Counts the states of the group; each reload and restart that starts processes begins a new one."""
@@ -386,7 +386,9 @@ class Monitor:
         if isinstance(event, Ready):
             self._came_up.add(child.spec.name)
             ready = [other.slot.state is State.READY for other in self.roster.members]
-            self._board.came_up = self._board.came_up or all(ready)
+            if not self._board.came_up and all(ready):
+                self._board.came_up = True
+                give_back()
             self._settle_socket(child)
         if isinstance(event, Beat):
             self._releaser.heard(child)
@@ -443,5 +445,13 @@ def _nobody_to_tell(_reason: str) -> None:
     """Nobody makes changes of this group."""
 
 
+def _new_instance() -> str:
+    """Return a random UUID; the module for these is large, and this process stays."""
+    raw = bytearray(os.urandom(16))
+    raw[6], raw[8] = raw[6] & 0x0F | 0x40, raw[8] & 0x3F | 0x80  # version 4, of the usual variant
+    digits = raw.hex()
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
 def _jitter() -> float:
-    return random.uniform(0.8, 1.2)
+    return jitter(0.8, 1.2)

@@ -22,7 +22,7 @@ from taskqd.domain.exit_codes import ExitCode
 from taskqd.health.lines import LINE_LIMIT, encode
 from taskqd.supervisor.child import Child
 from taskqd.supervisor.exits import classify
-from taskqd.supervisor.fork_server import FORK_TIMEOUT, GO
+from taskqd.supervisor.handover import FORK_TIMEOUT, GO
 from taskqd.supervisor.journal import Journal
 from taskqd.supervisor.plan import ChildSpec
 from taskqd.supervisor.reaper import Reaper, kill_group

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import random
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from taskqd.domain.jitter import jitter
 from taskqd.supervisor.child import Child
 from taskqd.supervisor.events import Event, Rearm, Recycle, Suspected, Tell
 from taskqd.supervisor.journal import Journal
-from taskqd.supervisor.memory import SAMPLE_INTERVAL, OomCounter, private_bytes
+from taskqd.supervisor.memory import RARE_INTERVAL, SAMPLE_INTERVAL, OomCounter, private_bytes
 from taskqd.supervisor.plan import Plan
 from taskqd.supervisor.recycle import JITTER, overdue
 from taskqd.supervisor.slot import State
@@ -47,7 +47,7 @@ class _Note:
     stalled_at: float | None = None
     pardoned: bool = False
     replace_at: float = 0.0
-    factor: float = field(default_factory=lambda: random.uniform(1 - JITTER, 1 + JITTER))
+    factor: float = field(default_factory=lambda: jitter(1 - JITTER, 1 + JITTER))
 
 
 class Watch:
@@ -167,7 +167,8 @@ class Watch:
         for child in children:
             if child.slot.state is State.READY:
                 at = self._note(child).sampled_at
-                if at is None or now - at >= SAMPLE_INTERVAL:
+                limited = child.spec.recycle.max_private_mb is not None
+                if at is None or now - at >= (SAMPLE_INTERVAL if limited else RARE_INTERVAL):
                     due.append((0.0 if at is None else at, child))
         if due:
             _, child = min(due, key=lambda pair: pair[0])

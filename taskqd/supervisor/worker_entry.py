@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from taskqd.domain.names import nearest
-from taskqd.supervisor.cpus import usable_cpus
 from taskqd.supervisor.policy import GROUP, Policy, take_policy
 from taskqd.supervisor.recycle import NO_LIMITS, RecycleLimits
 from taskqd.supervisor.table import Table, is_name, name_rule
@@ -67,7 +66,7 @@ def take_worker(
     table: Table,
     position: int,
     *,
-    directory: Path,
+    directory: str,
     actors: str | None,
     preload: str,
     policy: Policy,
@@ -104,7 +103,7 @@ def take_worker(
         replicas=replicas,
         replicas_from=replicas_from,
         preload=preload,
-        env_file=env_file and str(directory / env_file),
+        env_file=env_file and os.path.join(directory, env_file),
         env=env,
         credentials=credentials,
         policy=own_policy,
@@ -117,6 +116,8 @@ def _replicas(table: Table) -> tuple[int, str]:
     wanted = table.count_or_auto("replicas", 1, 1, MAX_REPLICAS)
     if isinstance(wanted, int):
         return wanted, ""
+    from taskqd.supervisor.cpus import usable_cpus  # here, as it reads many files and the supervisor stays
+
     cpus = usable_cpus()
     return min(cpus.count, MAX_REPLICAS), cpus.source
 

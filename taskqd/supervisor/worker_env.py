@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 from taskqd.supervisor.spawn import is_kept_from_children
 from taskqd.supervisor.table import Table
@@ -105,8 +103,11 @@ def read_env_file(path: str) -> EnvFile:
 
 def digest(values: Mapping[str, str]) -> str:
     """Return a mark that changes with ``values``; empty when there are none."""
-    text = json.dumps(sorted(values.items()))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest() if values else ""
+    if not values:
+        return ""
+    import hashlib  # here, as it is large, and the supervisor stays
+
+    return hashlib.blake2b(json.dumps(sorted(values.items())).encode(), digest_size=16).hexdigest()
 
 
 def refusal(name: str) -> str:
@@ -129,6 +130,8 @@ def is_secret(name: str, value: str) -> bool:
         return False
     if _SECRET_NAME.search(name) or _SECRET_PART.search(value):
         return True
+    from urllib.parse import urlsplit  # here, as it is large, and the supervisor stays
+
     try:
         return bool(urlsplit(value).password)
     except ValueError:

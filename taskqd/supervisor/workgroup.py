@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path as FilePath
 from typing import Any
 
 from taskqd.domain.errors import ConfigError
@@ -112,7 +112,7 @@ def load_workgroup(path: str, known_settings: Collection[str] | None = None) -> 
     """
     document, index = _read(path)
     workgroup, problems = parse_workgroup(document, path, known_settings, index)
-    if workgroup.app_dir is not None and not FilePath(workgroup.app_dir).is_dir():
+    if workgroup.app_dir is not None and not os.path.isdir(workgroup.app_dir):
         found = Problems(path, index)
         found.add("app_dir", f"{document['app_dir']!r}: {workgroup.app_dir!r} is not a directory", ("app_dir",))
         problems += found.lines
@@ -147,14 +147,14 @@ def parse_workgroup(
     top = Table(document, "", problems)
     actors = top.text("actors")
     app_dir = top.text("app_dir")
-    supervisor = _supervisor(top.table("supervisor"), FilePath(file).stem, known_settings or ())
+    supervisor = _supervisor(top.table("supervisor"), os.path.splitext(os.path.basename(file))[0], known_settings or ())
     budget = _budget(top.table("budget"))
     defaults = take_settings(top.table("defaults"), known_settings)
     credentials = take_credentials(top.table("credentials"), defaults, "[defaults]")
     scheduler_table = top.table("scheduler")
     scheduler = scheduler_table.flag("enabled", True)
     scheduler_settings = take_settings(scheduler_table, known_settings, group_wide=False)
-    directory = FilePath(file).resolve().parent
+    directory = os.path.dirname(os.path.realpath(file))
     workers = _workers(top, directory, actors, supervisor, known_settings)
     top.refuse_rest(known_settings or ())
     workgroup = Workgroup(
@@ -166,7 +166,7 @@ def parse_workgroup(
         credentials=credentials,
         scheduler=scheduler,
         scheduler_settings=scheduler_settings,
-        app_dir=str(directory / app_dir) if app_dir else None,
+        app_dir=os.path.join(directory, app_dir) if app_dir else None,
         index=index,
     )
     return workgroup, problems.lines
@@ -221,7 +221,7 @@ def _budget(table: Table) -> BudgetOptions:
 
 
 def _workers(
-    top: Table, directory: FilePath, actors: str | None, supervisor: SupervisorOptions, known: Collection[str] | None
+    top: Table, directory: str, actors: str | None, supervisor: SupervisorOptions, known: Collection[str] | None
 ) -> tuple[WorkerEntry, ...]:
     entries: list[WorkerEntry] = []
     for position, table in enumerate(top.tables("workers")):

@@ -41,3 +41,25 @@ def test_a_fork_does_not_use_the_gaps_in_shared_pages() -> None:
     filled, plain = run("filled"), run("plain")
     assert filled["taken"] > 1_000_000
     assert filled["faults"] < plain["faults"]
+
+
+def test_what_a_start_needed_once_goes_back_to_the_system() -> None:
+    script = """
+import ctypes
+from taskqd.supervisor.heap import give_back
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+parts = [bytearray(10_000) for _ in range(5000)]
+end = bytearray(1000)  # what still is in use behind them keeps the library from returning them by itself
+del parts
+before = resident()
+give_back()
+print(before - resident())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=child_environment(), check=True, capture_output=True, text=True, timeout=60
+    )
+    assert int(done.stdout) > 10_000_000

@@ -50,6 +50,7 @@ class Rotation:
         self._looked = False
         self._renewed_at = time.monotonic()
         self._stale: str | None = None
+        self._unread: str | None = None
         self._loop = BackgroundLoop("credentials", self._step, cadence=max(interval, 1.0), on_failure=on_failure)
 
     def start(self) -> None:
@@ -62,9 +63,9 @@ class Rotation:
         await self._loop.stop(timeout)
 
     def beat(self) -> dict[str, object]:
-        """What a beat tells: the age of the sessions in seconds, and why some could not be renewed, if so."""
+        """What a beat tells: the age of the sessions in seconds, and why they could not be renewed, if so."""
         age = round(time.monotonic() - self._renewed_at, 1)
-        return {"credential_age_s": age, "credentials_stale": self._stale}
+        return {"credential_age_s": age, "credentials_stale": self._unread or self._stale}
 
     async def renew(self) -> list[Result]:
         """Renew every resource at once and return how that went for each.
@@ -72,7 +73,7 @@ class Rotation:
         Raises ``CredentialError``, and ``ConnectionError`` where its turn does not come.
         """
         async with self._renewing, nullcontext() if self._turn is None else self._turn.taken():
-            fresh = await self._read()
+            fresh = None if self._login is None else await self._read(self._login)
             results = await asyncio.gather(*(_renew(name, renew) for name, renew in self._resources.items()))
             failed = [f"{result['resource']}: {result['error']}" for result in results if not result["ok"]]
             self._stale = "; ".join(failed)[:_LONGEST_REASON] or None
@@ -81,18 +82,20 @@ class Rotation:
             self._on_renewed(results)
             return results
 
-    async def _read(self) -> Credential | None:
+    async def _read(self, login: Login, *, fresh: bool = True) -> Credential:
         try:
-            return None if self._login is None else await self._login.current(fresh=True)
+            found = await login.current(fresh=fresh)
         except CredentialError as error:
-            self._stale = str(error)[:_LONGEST_REASON]
+            self._unread = str(error)[:_LONGEST_REASON]
             raise
+        self._unread = None
+        return found
 
     async def _step(self) -> float | None:
         if self._login is None:
             return None
         fresh, self._looked = self._looked, True  # what the resources were opened with is fresh enough the first time
-        found = await self._login.current(fresh=fresh)
+        found = await self._read(self._login, fresh=fresh)
         if found != self._in_use:
             await self.renew()
         if found.expires_at is None:

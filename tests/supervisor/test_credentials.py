@@ -4,119 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import signal
-import socket
 import stat
 import sys
-import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
-from pydantic import BaseModel
 
-from taskqd import EnqueueItem, TaskQ, actor
-from taskqd.storage.migrate import migrate_up
-from tests.postgres import PASSWORD_ROLE, Server, embedded
+from tests.postgres import PASSWORD_ROLE, Server
+from tests.rotating import ACTORS, ROTATION_WITHIN, Secret, admin, locked, schema, secret
 from tests.support import Command, child_environment, eventually, wait_until
 
-ACTORS = """\
-import asyncio, os
-from pydantic import BaseModel
-from taskqd import JobContext, actor
-
-class Work(BaseModel):
-    number: int = 0
-
-@actor
-async def work(payload: Work, ctx: JobContext[Work]) -> None:
-    file = os.open("executions", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    os.write(file, f"{payload.number}\\n".encode())
-    os.close(file)
-    await asyncio.sleep(0.02)
-
-registry = [work]
-"""
-ROTATION_WITHIN = 20.0
-"""Ten times the target of two seconds."""
-
-
-class Work(BaseModel):
-    number: int = 0
-
-
-@actor
-async def work(payload: Work) -> None:
-    """Stands for the actor of that name in the group's own module."""
-
-
-@pytest.fixture(scope="module")
-def locked() -> Iterator[Server]:
-    """A server of this module's own, as its role's password changes."""
-    server = embedded(18)
-    try:
-        yield server
-    finally:
-        server.remove()
-
-
-class Secret:
-    """A password of the role, mounted as Kubernetes does: the file is a link into ``..data``, itself a link."""
-
-    def __init__(self, directory: Path, admin: asyncpg.Connection) -> None:
-        self.directory = directory
-        self.admin = admin
-        self.path = directory / "password"
-        self.values: list[str] = []
-        directory.mkdir()
-        self.path.symlink_to("..data/password")
-
-    async def rotate(self, *, mount: bool = True) -> str:
-        """Give the role a new password, and swap the mounted directory."""
-        value = secrets.token_urlsafe(16) + "'\"%/ {"
-        literal = value.replace("'", "''")
-        await self.admin.execute(f"alter role {PASSWORD_ROLE} password '{literal}'")
-        self.values.append(value)
-        if mount:
-            self.mount(value)
-        return value
-
-    def mount(self, value: str) -> None:
-        new = self.directory / f"..{uuid.uuid4().hex}"
-        new.mkdir()
-        (new / "password").write_text(value + "\n")
-        link = self.directory / "..new"
-        link.symlink_to(new.name)
-        link.rename(self.directory / "..data")
-
-
-@pytest.fixture
-async def admin(locked: Server) -> AsyncIterator[asyncpg.Connection]:
-    conn = await asyncpg.connect(locked.dsn())
-    try:
-        yield conn
-    finally:
-        await conn.close()
-
-
-@pytest.fixture
-async def schema(admin: asyncpg.Connection) -> str:
-    """A migrated schema whose role must give a password."""
-    name = f"t_{uuid.uuid4().hex[:12]}"
-    await migrate_up(admin, name)
-    if not await admin.fetchval("select exists (select from pg_roles where rolname = $1)", PASSWORD_ROLE):
-        await admin.execute(f"create role {PASSWORD_ROLE} login superuser password 'x'")
-    return name
-
-
-@pytest.fixture
-async def secret(admin: asyncpg.Connection, short_dir: Path) -> Secret:
-    made = Secret(short_dir / "mount", admin)
-    await made.rotate()
-    return made
+__all__ = ["admin", "locked", "schema", "secret"]
 
 
 class Group:
@@ -136,22 +38,8 @@ class Group:
         """What the supervisor told of rotations; its children's own lines name resources instead."""
         return [event for event in self.events("credentials-reloaded") if "children" in event]
 
-    def metrics(self) -> str:
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.settimeout(10)
-            sock.connect(str(self.directory / "run" / "group.sock"))
-            sock.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
-            answer = b""
-            while part := sock.recv(65536):
-                answer += part
-        return answer.decode()
-
     def pids(self) -> set[int]:
         return {child.pid for child in self.command.children()}
-
-    def executions(self) -> list[int]:
-        path = self.directory / "executions"
-        return [int(line) for line in path.read_text().split()] if path.exists() else []
 
     async def sessions(self) -> dict[int, str]:
         """The group's sessions: pid of the backend and what it is for."""
@@ -184,104 +72,6 @@ def group(
         return made
 
     return run
-
-
-async def test_a_rotation_under_load_restarts_nothing_and_loses_nothing(
-    group: StartGroup, secret: Secret, locked: Server, schema: str, short_dir: Path
-) -> None:
-    running = group(f'provider = "file"\npath = "{secret.path}"\nrefresh_interval = 0')
-    pids = running.pids()
-    before = await running.sessions()
-    total = 0
-
-    async def enqueue(count: int) -> None:
-        nonlocal total
-        async with TaskQ(dsn=locked.dsn(), schema=schema) as queue:
-            items = [EnqueueItem(actor_ref=work, payload=Work(number=total + n)) for n in range(count)]
-            await queue.enqueue_batch(items)
-        total += count
-
-    await enqueue(300)
-    await eventually(running.executions, 30)
-    await secret.rotate()
-    running.command.signal(signal.SIGHUP)
-    (told,) = await eventually(running.reloads, ROTATION_WITHIN, running.command.stderr)
-    assert (told["children"], told.get("failed")) == (3, None)
-    await enqueue(300)
-    after = await running.sessions()
-    old = sorted(set(before) & set(after))
-    assert old == [], f"sessions from before the rotation: {[before[pid] for pid in old]}"
-    assert set(before.values()) <= set(after.values()) | {"boot", "preflight"}
-    # The new password holds: whatever is ended comes back with it.
-    await running.terminate(list(after))
-    await enqueue(200)
-    count = f"select count(*) from \"{schema}\".jobs where status = 'succeeded'"
-    await eventually(lambda: _reached(running.admin, count, total), 60, running.command.stderr)
-    assert sorted(set(running.executions())) == list(range(total))
-    attempts = await running.admin.fetchval(f'select sum(attempt) from "{schema}".jobs')
-    assert attempts == len(running.executions())
-    assert running.pids() == pids
-    assert running.events("child-exit") == []
-    running.command.process.terminate()
-    assert running.command.wait() == 0, running.command.stderr
-    for value in secret.values:
-        assert value not in running.command.stderr + running.command.stdout
-        assert json.dumps(value)[1:-1] not in running.command.stderr
-
-
-async def _reached(conn: asyncpg.Connection, query: str, wanted: int) -> bool:
-    return bool(await conn.fetchval(query) == wanted)
-
-
-async def test_a_credential_that_does_not_work_leaves_the_old_sessions_in_use(
-    group: StartGroup, secret: Secret, locked: Server, schema: str
-) -> None:
-    running = group(
-        f'provider = "file"\npath = "{secret.path}"\nrefresh_interval = 0', env={"TASKQ_DATABASE_BOOT_TIMEOUT": "1"}
-    )
-    before = await running.sessions()
-    secret.mount("wrong")
-    running.command.signal(signal.SIGHUP)
-    await eventually(lambda: running.reloads() or running.events("reload-failed"), ROTATION_WITHIN)
-    assert "wrong" not in json.dumps(running.reloads())
-    assert set(before) <= set(await running.sessions()) | {
-        pid for pid, role in before.items() if role in ("boot", "preflight")
-    }
-    async with TaskQ(dsn=locked.dsn(), schema=schema) as queue:
-        handle = await queue.enqueue(work, Work())
-        await handle.wait(timeout=20)
-    assert running.events("child-exit") == []
-    secret.mount(secret.values[-1])
-    running.command.signal(signal.SIGHUP)
-    await eventually(lambda: any("failed" not in event for event in running.reloads()), ROTATION_WITHIN)
-
-
-async def test_a_worker_whose_own_credential_is_broken_is_named_and_goes_on(
-    group: StartGroup, secret: Secret, short_dir: Path
-) -> None:
-    own = short_dir / "own"
-    own.write_text(secret.values[-1])
-    running = group(
-        f'provider = "file"\npath = "{secret.path}"\nrefresh_interval = 0',
-        own=f'pg_credential_path = "{own}"',
-        workers=1,
-    )
-    before = await running.sessions()
-    own.write_text("")
-    running.command.signal(signal.SIGHUP)
-    (told,) = await eventually(running.reloads, ROTATION_WITHIN, running.command.stderr)
-    assert list(told["failed"]) == ["io.0"]
-    assert "the password must be one line of text" in told["failed"]["io.0"]
-    kept = await running.sessions()
-    roles = {role for pid, role in kept.items() if pid in before}
-    assert {"dispatch", "worker", "heartbeat", "notify"} <= roles
-    assert "scheduler" not in roles
-    await eventually(lambda: 'taskqd_child_credentials_stale{name="io",index="0"} 1' in running.metrics())
-    own.write_text(secret.values[-1])
-    running.command.signal(signal.SIGHUP)
-    await eventually(lambda: len(running.reloads()) == 2 and "failed" not in running.reloads()[-1], ROTATION_WITHIN)
-    await eventually(lambda: 'taskqd_child_credentials_stale{name="io",index="0"} 0' in running.metrics())
-    assert running.events("child-exit") == []
 
 
 async def test_another_source_is_taken_in_place_and_one_that_has_nothing_leaves_the_old_one(

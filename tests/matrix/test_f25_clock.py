@@ -33,7 +33,8 @@ def clock(short_dir: Path) -> Iterator[tuple[Path, dict[str, str]]]:
         {
             "LD_PRELOAD": str(LIBRARY),
             "FAKETIME_TIMESTAMP_FILE": str(file),
-            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_CACHE_DURATION": "1",
+            "NO_FAKE_STAT": "1",
             "DONT_FAKE_MONOTONIC": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "TASKQ_SWEEP_INTERVAL": "1",

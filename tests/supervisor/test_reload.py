@@ -51,27 +51,6 @@ def test_the_scheduler_is_stopped_before_the_next_one_starts(group: StartGroup) 
     assert g.stop() == 0, g.command.stderr
 
 
-def test_without_room_for_both_the_old_process_goes_first(group: StartGroup) -> None:
-    # The server grants 297; the group needs 25, and a second worker beside the first 22 more.
-    g = group(modes={"io": "picky"}, tables={"budget": "app_connections = 260", **SOON})
-    g.wait_for("ready")
-    edit(g, ('name = "io"', 'name = "io"\npoll_interval = 2'))
-    assert taskqd(g, "reload").returncode == 0
-    assert [e["event"] for e in g.events() if e.get("child") == "io.0"] == [
-        "spawn",
-        "ready",
-        "child-exit",
-        "spawn",
-        "ready",
-    ]
-    edit(g, ("poll_interval = 2", "max_concurrency = 15\ndispatcher_pool_size = 1"))
-    done = taskqd(g, "reload")
-    assert (done.returncode, "the old one is back" in done.stderr) == (1, True)
-    wait_until(lambda: g.ask("/ready")[0] == 200)
-    assert '"poll_interval": 2' in psutil.Process(pids(g)["io.0"]).environ()["TASKQD_SETTINGS"]
-    assert g.stop() == 0, g.command.stderr
-
-
 def test_limits_of_the_supervisor_change_without_a_restart(group: StartGroup) -> None:
     g = group(tables=SOON)
     g.wait_for("ready")

@@ -29,7 +29,7 @@ def explain_misfit(fleet: Fleet, limits: Limits, verdict: Verdict) -> str:
             f"the workgroup needs {fleet.own} connections beside the {others} of others{groups} and can have {server}: "
             f"{verdict.over} too many"
         )
-    needed = limits.max_connections + verdict.over
+    needed = limits.max_connections + verdict.missing
     remedies = [*verdict.advice, raised.format(needed)]
     return f"{text}; what would fit: {'; or '.join(remedies)}"
 

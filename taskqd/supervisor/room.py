@@ -69,6 +69,8 @@ class Verdict:
 
     fit: Fit
     over: int = 0
+    missing: int = 0
+    """Connections that it would take: more than ``over`` where others hold some too."""
     advice: tuple[str, ...] = ()
     peak_over: int = 0
     """Connections by which the peak does not fit."""
@@ -80,12 +82,11 @@ def judge_fleet(fleet: Fleet, limits: Limits | None) -> Verdict:
         return Verdict(Fit.UNKNOWN)
     room = limits.room(fleet.outside)
     peak_over = max(fleet.own + fleet.rotation + fleet.surge - room, 0)
-    over = fleet.required - limits.available
-    if over > 0:
-        return Verdict(Fit.NEVER, over, advise(fleet, over), peak_over)
-    over = fleet.own - room
-    if over > 0:
-        return Verdict(Fit.CROWDED, over, advise(fleet, over), peak_over)
+    alone, beside = fleet.required - limits.available, fleet.own - room
+    if alone > 0:
+        return Verdict(Fit.NEVER, alone, max(alone, beside), advise(fleet, max(alone, beside)), peak_over)
+    if beside > 0:
+        return Verdict(Fit.CROWDED, beside, beside, advise(fleet, beside), peak_over)
     return Verdict(Fit.FITS, peak_over=peak_over)
 
 

@@ -8,7 +8,7 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import asyncpg
@@ -219,6 +219,16 @@ async def test_a_schema_of_a_later_release(
 # -- the budget -----------------------------------------------------------------------------------
 
 
+def test_a_budget_that_can_never_fit(start: Start, write: Callable[..., None], child_env: dict[str, str]) -> None:
+    write(GROUP + "replicas = 20\n")
+    message = refused(start("run", "group.toml", env=child_env), 78)
+    assert "needs 446 connections and can have 297 of the server's 300" in message
+    assert "what would fit: io.replicas 20→1" in message
+    budget = start("budget", "group.toml", "--json", env=child_env)
+    assert budget.wait() == 78
+    assert json.loads(budget.stdout)["verdict"] == "never fits"
+
+
 def test_a_budget_over_the_limit_runs_when_it_only_warns(
     start: Start, write: Callable[..., None], child_env: dict[str, str]
 ) -> None:
@@ -228,6 +238,41 @@ def test_a_budget_over_the_limit_runs_when_it_only_warns(
     assert "466 connections and can have 297" in command.stderr
     command.process.terminate()
     assert command.wait() == 0
+
+
+@pytest.fixture
+async def crowd(dsn: str) -> Iterator[list[asyncpg.Connection]]:
+    """Thirty sessions of somebody else."""
+    sessions = [await asyncpg.connect(dsn) for _ in range(30)]
+    yield sessions  # type: ignore[misc]
+    for session in sessions:
+        await session.close()
+
+
+async def test_a_budget_that_others_fill(
+    start: Start, write: Callable[..., None], child_env: dict[str, str], crowd: list[asyncpg.Connection]
+) -> None:
+    write(GROUP + "replicas = 13\n")  # 292 of 297
+    message = refused(start("run", "group.toml", env=child_env), 75)
+    assert "needs 292 connections beside the " in message
+    budget = start("budget", "group.toml", "--json", env=child_env)
+    assert budget.wait() == 75
+    assert json.loads(budget.stdout)["limits"]["others"] >= 30
+
+
+async def test_a_server_that_has_no_connection_left(
+    start: Start, write: Callable[..., None], conn: asyncpg.Connection, server: Server
+) -> None:
+    write()
+    role = f"narrow_{uuid.uuid4().hex[:8]}"
+    await conn.execute(f"create role {role} login connection limit 1")
+    only = await asyncpg.connect(server.dsn(role))
+    try:
+        env = child_environment(TASKQ_PG_DSN=server.dsn(role), TASKQ_DATABASE_BOOT_TIMEOUT="0.5")
+        assert "every connection of the server is taken" in refused(start("run", "group.toml", env=env), 75)
+    finally:
+        await only.close()
+        await conn.execute(f"drop role {role}")
 
 
 def test_the_budget_of_the_worked_example(start: Start, write: Callable[..., None]) -> None:

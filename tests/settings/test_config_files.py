@@ -26,5 +26,7 @@ def test_the_example_workgroup_is_accepted_with_every_line_active(tmp_path: Path
     assert len(active["defaults"]) > 8
     for worker in active["workers"]:
         keys = {key: value for key, value in worker.items() if key in SETTING_NAMES}
-        assert {"name", "replicas"} <= worker.keys() - keys.keys() <= {"name", "replicas", "recycle"}
+        own = worker.keys() - keys.keys()
+        assert {"name", "replicas"} <= own
+        assert own <= {"name", "replicas", "stall_after", "env_file", "env", "credentials", "recycle"}
         resolve_settings(worker_keys=keys, default_keys=active["defaults"], environ={}, directory=tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,10 +59,11 @@ class Fleet:
         concurrency: int = 4,
         ready: bool = True,
         env: dict[str, str] | None = None,
+        flags: Sequence[str] = (),
     ) -> Command:
         """Start a worker and, unless told otherwise, wait until it claims."""
         arguments = ["--actors", actors, "--queues", queues, "--max-concurrency", str(concurrency)]
-        command = self._start("worker", *arguments, env=self.env | (env or {}))
+        command = self._start("worker", *arguments, *flags, env=self.env | (env or {}))
         if ready:
             wait_for_event(command, "worker-ready")
         return command

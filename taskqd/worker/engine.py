@@ -16,6 +16,7 @@ from taskqd.client.enqueue import Enqueuer
 from taskqd.client.jobs import Jobs
 from taskqd.client.wake import WakeSender
 from taskqd.domain.budget import worker_pool_size
+from taskqd.domain.exit_codes import ExitCode
 from taskqd.domain.leases import lease_threshold
 from taskqd.domain.signals import CancelOrigin
 from taskqd.observe.logs import get_logger
@@ -36,6 +37,7 @@ from taskqd.worker.cancel import CancelLadder
 from taskqd.worker.completer import Completer
 from taskqd.worker.consumer import Consumers
 from taskqd.worker.heartbeat import Heartbeat
+from taskqd.worker.idle import IdleWatch
 from taskqd.worker.outcome import ISOLATED, SHUTDOWN, UNSTARTED, Released
 from taskqd.worker.producer import Producer
 from taskqd.worker.shutdown import TAIL, ShutdownPlan
@@ -66,6 +68,7 @@ class Engine:
     ) -> None:
         schema = settings.schema_name
         self._settings = settings
+        self._registry = registry
         self._worker_id = worker_id
         self._sql = load("worker", schema)
         self._dispatch_pool = dispatch_pool
@@ -249,6 +252,21 @@ class Engine:
         """Claim nothing more while quiet; what runs goes on."""
         self._quiet = quiet
         self._apply_pause()
+
+    def watch_idle(self, max_runtime: float | None, on_end: Callable[[ExitCode], None]) -> IdleWatch:
+        """Start looking for the moment when the queues are empty; see :class:`IdleWatch`."""
+        watch = IdleWatch(
+            self._dispatch_pool,
+            self._settings.schema_name,
+            self._settings.queues,
+            list(self._registry),
+            max_runtime=max_runtime,
+            command_timeout=self._settings.dispatcher_command_timeout,
+            on_end=on_end,
+            on_failure=loop_failed,
+        )
+        watch.start()
+        return watch
 
     @property
     def held(self) -> int:

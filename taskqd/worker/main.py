@@ -27,6 +27,7 @@ from taskqd.storage.statements import load
 from taskqd.storage.swap import SwapPool
 from taskqd.worker import report
 from taskqd.worker.engine import Engine, all_within
+from taskqd.worker.idle import IdleWatch
 from taskqd.worker.shutdown import LAST_SECOND, TAIL, ShutdownPlan, exit_within
 from taskqd.worker.watchdog import Watchdog
 
@@ -36,8 +37,10 @@ _ENLIST_TIMEOUT = 30.0
 _log = logs.get_logger("taskqd.worker")
 
 
-def run_worker(settings: Settings, actors: str) -> int:
+def run_worker(settings: Settings, actors: str, *, until_idle: bool = False, max_runtime: float | None = None) -> int:
     """Run a worker until it is asked to stop; return its exit code. ``actors`` is ``module:attribute``.
+
+    With ``until_idle`` it also stops when its queues are empty, or after ``max_runtime`` seconds.
 
     Raises ``RegistryError``, ``DatabaseUnavailableError``, ``DatabaseAuthError``, ``SchemaNotMigratedError`` or
     ``SchemaOutOfRangeError`` when it cannot start.
@@ -46,7 +49,10 @@ def run_worker(settings: Settings, actors: str) -> int:
     label = f"{name}.{os.environ.get('TASKQD_INDEX', '0')}" if name else settings.worker_label
     logs.configure(settings.log_format, settings.log_level, **({"worker": label} if label else {}))
     registry = load_registry(actors)
-    return uvloop.run(_run(Worker(settings, registry, label)))
+    worker = Worker(settings, registry, label)
+    if until_idle:
+        worker.stop_when_idle(max_runtime)
+    return uvloop.run(_run(worker))
 
 
 async def _run(worker: Worker) -> int:
@@ -78,6 +84,10 @@ class Worker:
         self._stopping = asyncio.Event()
         self._plan: ShutdownPlan | None = None
         self._plan_changed = asyncio.Event()
+        self._until_idle = False
+        self._max_runtime: float | None = None
+        self._idle_watch: IdleWatch | None = None
+        self._end: ExitCode | None = None
         self._recycled = False
         self._group_ends = False
         self._signals = 0
@@ -96,6 +106,10 @@ class Worker:
             on_place=tell_place,
         )
 
+    def stop_when_idle(self, max_runtime: float | None) -> None:
+        """Stop once the queues are empty, at the latest after ``max_runtime`` seconds. Call it before :meth:`run`."""
+        self._until_idle, self._max_runtime = True, max_runtime
+
     @property
     def busy(self) -> bool:
         """True while a handler runs, one whose job was released included."""
@@ -107,7 +121,10 @@ class Worker:
         return self._engine is not None
 
     async def run(self) -> ExitCode:
-        """Boot, work until asked to stop, stop. Return 75 when a fresh process is to follow, else 0."""
+        """Boot, work until asked to stop, or idle where that was asked, stop.
+
+        Return 75 when a fresh process is to follow, what :class:`IdleWatch` says when it ended the worker, else 0.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
@@ -118,6 +135,8 @@ class Worker:
                 await self._drain()
         finally:
             await self._close()
+        if self._end is not None:
+            return self._end
         return ExitCode.TRY_AGAIN if self._recycled else ExitCode.DONE
 
     # -- boot ---------------------------------------------------------------------------------------
@@ -143,6 +162,8 @@ class Worker:
         )
         self._engine.set_quiet(self._quiet)
         self._engine.start()
+        if self._until_idle:
+            self._idle_watch = self._engine.watch_idle(self._max_runtime, self._on_idle)
         if self._link is not None:
             self._engine.group_row.loop.start()
 
@@ -256,6 +277,11 @@ class Worker:
             self._stopping.set()
         return self._plan
 
+    def _on_idle(self, code: ExitCode) -> None:
+        if self._plan is None:
+            self._end = code
+            self._begin_stop()
+
     def _on_quiet(self, quiet: bool) -> None:
         self._quiet = quiet  # it may come before there is an engine
         if self._engine is not None:
@@ -286,6 +312,8 @@ class Worker:
 
     async def _close(self) -> None:
         self._phase = "closing"
+        if self._idle_watch is not None:
+            await self._idle_watch.stop()
         if self._engine is not None:
             await self._engine.close(with_group=self._group_ends)
         await all_within(1.0, self._health.stop())

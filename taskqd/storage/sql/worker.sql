@@ -347,6 +347,26 @@ from unnest($1::uuid[], $2::int[]) as g(id, epoch)
 left join {schema}.jobs j on j.id = any(array[g.id])
 left join {schema}.job_attempts a on a.job_id = any(array[g.id]) and a.epoch = g.epoch
 
+-- name: now
+-- The database's time.
+select clock_timestamp()
+
+-- name: any_active
+-- Whether a job of these queues and actors still has work ahead. The cheap question first: jobs_claim, then the small
+-- running index, then the scheduled ones.
+select exists (select from {schema}.jobs
+               where status = 'pending' and route = any($1::text[]) and actor = any($2::text[]))
+    or exists (select from {schema}.jobs
+               where status = 'running' and route = any($1::text[]) and actor = any($2::text[]))
+    or exists (select from {schema}.jobs
+               where status = 'scheduled' and route = any($1::text[]) and actor = any($2::text[]))
+
+-- name: ended_badly
+-- How many jobs of these queues and actors have ended other than well since $3. Serves from jobs_finished.
+select count(*) from {schema}.jobs
+where status in ('succeeded', 'failed', 'cancelled', 'crashed', 'abandoned') and finished_at >= $3::timestamptz
+  and status <> 'succeeded' and route = any($1::text[]) and actor = any($2::text[])
+
 -- name: micro_maintenance
 -- What an idle claim does before it sleeps: takes back a few expired rows and makes due ones claimable, so that a fleet
 -- without a scheduler still moves. Serves from the small running index and jobs_due; skips what others hold.

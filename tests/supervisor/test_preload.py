@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from typing import Any
 
 import psutil
@@ -16,7 +15,6 @@ from tests.support import wait_until
 
 QUICK = {"supervisor": "stable_after = 0\nbackoff_initial = 0.05\nburst_limit = 0"}
 FORKED = pytest.mark.parametrize("group", ["require"], indirect=True, ids=["fork"])
-AUTO = pytest.mark.parametrize("group", ["auto"], indirect=True, ids=["auto"])
 
 
 def preload(group: Group) -> dict[str, Any]:
@@ -66,36 +64,6 @@ def test_the_scheduler_is_execed(group: StartGroup) -> None:
 
 
 @FORKED
-def test_a_zygote_that_is_killed_touches_no_worker_and_is_replaced(group: StartGroup) -> None:
-    g = group(tables={"[workers]": "replicas = 2", **QUICK})
-    pids = [event["pid"] for event in g.wait_for("ready", 2)]
-    zygote(g).kill()
-    (died,) = g.wait_for("preload-died")
-    assert died["why"] == "ended by SIGKILL"
-    assert g.wait_for("preload-ready", 2)[1]["pid"] != died.get("pid")
-    assert all(psutil.pid_exists(pid) for pid in pids)
-    os.kill(pids[0], signal.SIGKILL)
-    g.wait_for("ready", 3)
-    assert ways(g) == ["fork", "fork"]
-    assert preload(g)["restarts"] == 1
-    assert g.stop() == 0, g.command.stderr
-
-
-@AUTO
-def test_while_there_is_no_zygote_workers_are_execed(group: StartGroup) -> None:
-    g = group(tables={"[workers]": "replicas = 2", **QUICK})
-    pid = g.wait_for("ready", 2)[0]["pid"]
-    zygote(g).send_signal(signal.SIGSTOP)
-    os.kill(pid, signal.SIGKILL)
-    g.wait_for("ready", 3)
-    assert "exec" in ways(g)
-    assert g.events("preload-died"), "it did not answer in time"
-    g.wait_for("preload-ready", 2)
-    assert g.stop() == 0, g.command.stderr
-    assert g.left_over() == []
-
-
-@FORKED
 def test_a_change_of_one_worker_replaces_its_zygote_alone_and_one_that_is_given_up_leaves_the_old_one(
     group: StartGroup,
 ) -> None:
@@ -121,57 +89,4 @@ def test_a_change_of_one_worker_replaces_its_zygote_alone_and_one_that_is_given_
     wait_until(lambda: not psutil.pid_exists(first["io"]), 30)
     assert ways(g) == ["fork", "fork"]
     assert g.stop() == 0, g.command.stderr
-    assert g.left_over() == []
-
-
-@AUTO
-def test_a_zygote_that_must_not_be_forked_says_why_and_workers_are_execed(group: StartGroup) -> None:
-    g = group(modes={"zygote": "thread"})
-    g.wait_for("ready")
-    (unfit,) = g.events("preload-unfit")
-    assert unfit["why"] == "a fork is not safe after the import of group_actors:registry: thread 'exporter'"
-    assert ways(g) == ["exec"]
-    assert preload(g)["state"] == "unfit"
-    assert preload(g)["why"] == unfit["why"]
-    assert "taskqd_preload_ready 0" in g.ask("/metrics")[1]["text"]
-    assert g.ask("/ready")[0] == 200
-    assert g.stop() == 0, g.command.stderr
-
-
-@AUTO
-def test_a_zygote_whose_imports_fail_shows_the_traceback_once(group: StartGroup) -> None:
-    g = group(modes={"zygote": "broken"})
-    g.wait_for("ready")
-    (unfit,) = g.events("preload-unfit")
-    assert unfit["why"] == "no module named 'gone'"
-    assert "standin_zygote.py" in unfit["traceback"]
-    assert g.stop() == 0, g.command.stderr
-
-
-@AUTO
-def test_a_zygote_that_dies_of_its_imports_is_tried_again_and_again_at_growing_intervals(group: StartGroup) -> None:
-    g = group(modes={"zygote": "dies"})
-    g.wait_for("ready")
-    assert [event["retry_in"] for event in g.wait_for("preload-died", 3)] == [0, 2, 4]
-    assert ways(g) == ["exec"]
-    assert g.stop() == 0, g.command.stderr
-
-
-@FORKED
-@pytest.mark.parametrize(("mode", "code"), [("thread", 78), ("broken", 78), ("dies", 70)])
-def test_what_is_required_and_not_to_be_had_ends_the_group(group: StartGroup, mode: str, code: int) -> None:
-    g = group(modes={"zygote": mode})
-    assert g.command.wait(60) == code
-    assert not g.events("spawn")
-    assert 'preload = "require" (io): ' in g.events("shutdown-begin")[0]["reason"]
-    assert g.left_over() == []
-
-
-@FORKED
-def test_a_stop_while_the_zygote_imports(group: StartGroup) -> None:
-    g = group(modes={"zygote": "slow"})
-    g.wait_for("workgroup.start")
-    began = time.monotonic()
-    assert g.stop() == 0, g.command.stderr
-    assert time.monotonic() - began < 10
     assert g.left_over() == []

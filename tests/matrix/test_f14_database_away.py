@@ -1,4 +1,6 @@
-"""F14: the database stops, starts, ends sessions, grants no more of them. Nobody is restarted for it."""
+"""F14: The database stops, starts again, crashes, ends sessions or grants no more of them: the group is alive and not
+ready meanwhile, and nobody is restarted.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""F15: the probe, again and again, all at once, against a supervisor that stands still and against none."""
+"""F15: Probes, hundreds of them and all at the same moment, are cheap and answered. A supervisor that stands still, or
+none, is a no within about two seconds.
+"""
 
 from __future__ import annotations
 

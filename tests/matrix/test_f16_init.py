@@ -1,4 +1,6 @@
-"""F16: as init of a PID namespace the supervisor buries whatever comes to it, and misses no end."""
+"""F16: As init of a PID namespace, with orphans by the thousand and a signal that is lost, the supervisor buries
+whatever comes to it and misses no end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""F17: what a worker has started holds its output open, ignores every request, or has a session of its own."""
+"""F17: What a worker has started holds its output open, or ignores every request: it goes with its worker. Who has
+made a session of its own stays, and delays nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""F18: a worker leaks, looks large without being so, or is killed by the kernel for want of memory."""
+"""F18: A worker leaks: it makes room for a fresh one in time. One that only shares much memory is left alone, and a
+death for want of memory is called that.
+"""
 
 from __future__ import annotations
 

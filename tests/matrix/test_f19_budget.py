@@ -1,4 +1,7 @@
-"""F19: more connections than there are: at a start, at a reload, beside others, beside another group."""
+"""F19: The connections do not suffice, at a start or a reload, beside others or beside another group: refused for good
+where the server never grants them, for now where others hold them, and what has no room beside its successor ends
+before it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""F20: the files of a group are stale, strange, somebody else's, in a bad place, or removed while it runs."""
+"""F20: The files of a group are stale, strange, somebody else's or in a bad place: they are taken over, or refused in
+words that help. What is removed while the group runs is made again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""F21: nobody reads the log, the disk is full, a line never ends, or there are too many of them. Nobody waits."""
+"""F21: Nobody reads the log, the disk is full, a line never ends, or there are too many of them: nobody waits, and
+what is lost is counted.
+"""
 
 from __future__ import annotations
 

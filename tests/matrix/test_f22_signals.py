@@ -1,4 +1,6 @@
-"""F22: every signal that the supervisor may get, once, again and again, too early and too late."""
+"""F22: Every signal, once, again and again, too early and too late: a second request hurries, a third kills, a closed
+terminal stops, and the exit code is never the signal's.
+"""
 
 from __future__ import annotations
 

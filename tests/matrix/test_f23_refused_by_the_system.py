@@ -1,4 +1,6 @@
-"""F23: the system makes no process: too many of them, no descriptor, no memory, no such program. It is tried again."""
+"""F23: The system makes no process, for want of processes, descriptors, memory or the program: that is told and tried
+again, and the supervisor goes on.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""F24: the service manager is there, is not, or does not listen; read from a socket that stands in for systemd's."""
+"""F24: The service manager is there, does not listen, or does not read: it hears of start, reload, stop and life in
+their order, and nobody waits for it. A socket stands in for systemd's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""F25: the wall clock jumps by an hour, there and back. Deadlines are of another clock, leases of the database's."""
+"""F25: The wall clock jumps by an hour, there and back: nothing happens. Deadlines are of another clock, leases of the
+database's.
+"""
 
 from __future__ import annotations
 

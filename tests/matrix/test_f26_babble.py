@@ -1,4 +1,6 @@
-"""F26: a process says on its link what it should not, or nothing: it alone is killed, and replaced."""
+"""F26: A process says on its link what it should not, or nothing, or takes itself for another: it alone is killed, and
+replaced.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""F27: crash after crash after crash: memory, descriptors and threads of the supervisor stay where they were."""
+"""F27: Crash after crash after crash: memory, descriptors and threads of the supervisor stay where they were, and a
+guard against bursts, where there is one, gives up what crashes too often.
+"""
 
 from __future__ import annotations
 

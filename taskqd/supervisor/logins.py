@@ -12,13 +12,20 @@ from uuid import UUID
 from taskqd.domain.errors import BudgetExceededError, DatabaseAuthError, DatabaseUnavailableError
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.settings import Settings
-from taskqd.storage.connect import close
 from taskqd.storage.credentials import Source
 from taskqd.storage.limits import ConnectionLimits, read_connection_limits
 from taskqd.storage.migrate import check_schema
 from taskqd.storage.release import release_workers
 from taskqd.supervisor.fleet import Fleet
-from taskqd.supervisor.reserve import DATABASE_MARGIN, LOOK_TIMEOUT, Link, asker_of, connect_for_run, connect_in_time
+from taskqd.supervisor.reserve import (
+    DATABASE_MARGIN,
+    LOOK_TIMEOUT,
+    Link,
+    asker_of,
+    asking,
+    connect_for_run,
+    connect_in_time,
+)
 
 _NOT_LET_IN = (DatabaseUnavailableError, DatabaseAuthError)
 
@@ -61,17 +68,15 @@ async def check_login(own: OwnLogin, group: str, fleet: Fleet, *, boots: bool, e
             conn = await connect_for_run(own.settings, group, link)
         else:
             conn = await connect_in_time(own.settings, group, "preflight")
+        async with asking(conn, own.settings):
+            await check_schema(conn, own.settings.schema_name)
+            limits = await read_connection_limits(conn, asker_of(own.settings, group))
     except _NOT_LET_IN as error:
         text = f"as {names} would: {error}"
         if boots:
             raise type(error)(text) from None
         link.warn(text)
         return
-    try:
-        await check_schema(conn, own.settings.schema_name)
-        limits = await read_connection_limits(conn, asker_of(own.settings, group))
-    finally:
-        await close(conn, LOOK_TIMEOUT)
     needed = own.part_of(fleet).own
     for each in limits:
         if each.ceiling.of == "role":
@@ -88,13 +93,10 @@ async def release_as_anybody(logins: Sequence[Settings], group: str, workers: Se
         link.step("settling the jobs of dead workers", LOOK_TIMEOUT + DATABASE_MARGIN)
         try:
             conn = await connect_in_time(settings, group, "preflight")
+            async with asking(conn, settings):
+                return await release_workers(conn, settings.schema_name, workers, timeout=LOOK_TIMEOUT)
         except _NOT_LET_IN as error:
             fault = fault or error
-            continue
-        try:
-            return await release_workers(conn, settings.schema_name, workers, timeout=LOOK_TIMEOUT)
-        finally:
-            await close(conn)
     assert fault is not None  # noqa: S101 - there is one login at least
     raise fault
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import stat
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from taskqd.domain.errors import DatabaseAuthError
 from tests.postgres import PASSWORD_ROLE, Server
 from tests.rotating import ACTORS, ROTATION_WITHIN, Secret, admin, locked, schema, secret
 from tests.support import Command, child_environment, eventually, wait_until
@@ -120,10 +122,10 @@ async def _roles(running: Group, wanted: set[str]) -> bool:
 
 async def test_a_start_logs_in_as_each_worker_will_and_minds_the_limit_of_its_role(
     start: Callable[..., Command],
-    secret: Secret,
-    admin: asyncpg.Connection,
     locked: Server,
+    admin: asyncpg.Connection,
     schema: str,
+    secret: Secret,
     short_dir: Path,
 ) -> None:
     own = short_dir / "own"
@@ -145,9 +147,12 @@ async def test_a_start_logs_in_as_each_worker_will_and_minds_the_limit_of_its_ro
 
     role = f"limited_{schema}"
     await admin.execute(f"create role {role} login password 'pw' connection limit 30")
+    own.write_text(json.dumps({"username": role, "password": "pw"}))
+    refused = start("run", "group.toml", env=env)
+    assert refused.wait() == DatabaseAuthError.exit_code
+    assert re.search(r"^error: as io would: .*permission denied for schema", refused.stderr, re.MULTILINE)
     await admin.execute(f'grant usage on schema "{schema}" to {role}')
     await admin.execute(f'grant select on all tables in schema "{schema}" to {role}')
-    own.write_text(json.dumps({"username": role, "password": "pw"}))
     refused = start("run", "group.toml", env=env)
     assert refused.wait() == 78, refused.stderr
     assert f"io: up to 47 connections as role {role}, which may have 30" in refused.stderr

@@ -159,9 +159,14 @@ def test_invalid_toml_names_the_line(tmp_path: Path) -> None:
 
 _values = st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | st.text(max_size=5) | st.datetimes()
 _keys = st.sampled_from(
-    ["actors", "app_dir", "supervisor", "budget", "defaults", "scheduler", "workers", "name", "replicas", "x"]
+    [
+        *("actors", "app_dir", "supervisor", "budget", "defaults", "scheduler", "workers", "credentials"),
+        *("name", "replicas", "env", "env_file", "recycle", "provider", "stall_after", "backoff_initial", "x"),
+    ]
 )
-_tables = st.dictionaries(_keys, _values | st.lists(_values, max_size=2), max_size=4)
+_tables = st.dictionaries(
+    _keys, _values | st.lists(_values, max_size=2) | st.dictionaries(_keys, _values, max_size=2), max_size=5
+)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -20,10 +20,6 @@ BEAT_INTERVAL = 1.0
 _ORPHANED = 75
 
 
-GROUP_ENDS = "shutdown"
-"""The reason of a drain with which every process of the group is asked to end."""
-
-
 @dataclass(frozen=True, slots=True)
 class Drain:
     """A request to stop. The times are absolute, in nanoseconds of ``CLOCK_MONOTONIC``, which all processes

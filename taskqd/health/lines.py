@@ -7,6 +7,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+GROUP_ENDS = "shutdown"
+"""The reason of a drain with which every process of the group is asked to end."""
+
 PROTOCOL_VERSION = 1
 """What a child says in its first line; a supervisor of another version ends it."""
 

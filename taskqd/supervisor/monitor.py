@@ -12,6 +12,7 @@ from typing import Any
 
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.domain.jitter import jitter
+from taskqd.health.lines import GROUP_ENDS
 from taskqd.supervisor.board import Board
 from taskqd.supervisor.capture import Capture
 from taskqd.supervisor.child import DUMP_PAUSE, Child
@@ -406,7 +407,7 @@ class Monitor:
                 child.send_signal(number)
             case AskToDrain():
                 why = None if self._stops_done else child.slot.replaced
-                child.ask_to_drain(why or ("shutdown" if self._stops_done else "retired"), recycle=why is not None)
+                child.ask_to_drain(why or (GROUP_ENDS if self._stops_done else "retired"), recycle=why is not None)
             case Tell("child-exit", level, fields):
                 words = child.last_words()
                 if level == "info":

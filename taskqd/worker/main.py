@@ -17,7 +17,8 @@ from taskqd.domain.background import finished_before
 from taskqd.domain.budget import LEADER_EXTRA, compute_connection_budget
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.domain.ids import new_uuid
-from taskqd.health.control import GROUP_ENDS, ControlLink, Drain
+from taskqd.health.control import ControlLink, Drain
+from taskqd.health.lines import GROUP_ENDS
 from taskqd.health.server import HealthServer
 from taskqd.observe import logs
 from taskqd.observe.place import tell_place

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import uuid
 from collections.abc import Sequence
 
 import asyncpg
@@ -14,7 +15,9 @@ from taskqd.domain.exit_codes import ExitCode
 from taskqd.storage import groups
 from taskqd.storage.groups import EXPIRES_AFTER, GroupRow, declare
 from taskqd.storage.limits import Asker, ConnectionLimits
+from taskqd.storage.migrate import migrate_up
 from taskqd.storage.statements import load
+from tests.postgres import Server
 from tests.support import eventually
 
 
@@ -36,6 +39,28 @@ async def test_a_successor_replaces_the_row_of_its_host(conn: asyncpg.Connection
     assert await rows(conn, schema) == {("g", "one"): 7, ("g", "two"): 6}
     await declare(conn, Asker(schema, "g", "one"), lambda _limits: None)
     assert await rows(conn, schema) == {("g", "one"): 7, ("g", "two"): 6}
+
+
+@pytest.mark.parametrize("version", ["pg15", "pg16"])
+async def test_every_supported_server(version: str, request: pytest.FixtureRequest) -> None:
+    server: Server = request.getfixturevalue(version)
+    conn = await asyncpg.connect(server.dsn())
+    schema = f"t_{uuid.uuid4().hex[:12]}"
+    try:
+        await migrate_up(conn, schema)
+        seen: list[ConnectionLimits] = []
+
+        def decide(limits: Sequence[ConnectionLimits]) -> int:
+            seen.extend(limits)
+            return 5
+
+        await declare(conn, Asker(schema, "one", "here"), decide)
+        await declare(conn, Asker(schema, "two", "here"), decide)
+        assert [share.name for share in seen[-1].groups] == ["one"]
+        assert await rows(conn, schema) == {("one", "here"): 5, ("two", "here"): 5}
+    finally:
+        await conn.execute(f"drop schema if exists {schema} cascade")
+        await conn.close(timeout=10)
 
 
 async def test_a_row_that_nobody_renews_counts_no_more(conn: asyncpg.Connection, schema: str) -> None:

@@ -119,8 +119,8 @@ def _events() -> Iterator[str]:
 
 def _matrix(edges: Edges) -> Iterator[str]:
     yield "\n## What each event does in each state\n\n"
-    yield "The states that may follow; `·` where the slot takes note and stays. Where nothing stands, nothing happens:\n"
-    yield "a message that comes late, or what has no meaning there.\n\n"
+    yield "The states that may follow; `·` where the slot takes note and stays. Where nothing stands, nothing\n"
+    yield "happens: a message that comes late, or what has no meaning there.\n\n"
     yield f"| | {' | '.join(f'`{state}`' for state in State)} |\n|---|{'---|' * len(State)}\n"
     for event in get_args(Event):
         cells = []

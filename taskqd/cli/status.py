@@ -13,10 +13,13 @@ from typing import Any
 from taskqd.cli.group_socket import ask, find_socket
 
 _COLUMNS = (
-    "PROCESS", "STATE", "SINCE", "PID", "RESTARTS", "LAST EXIT", "BEAT", "LAG", "JOBS", "OLDEST", "MEMORY", "QUEUES"
+    "PROCESS", "STATE", "SINCE", "PID", "GEN", "RESTARTS", "LAST EXIT", "BEAT", "LAG", "JOBS", "OLDEST", "POOL",
+    "MEMORY", "CREDS", "QUEUES",
 )  # fmt: skip
 _TEXT = frozenset({"PROCESS", "STATE", "LAST EXIT", "QUEUES"})
 _WATCH_INTERVAL = 1.0
+_THROTTLED = 0.1
+"""The share of the time without the processor that is worth a word."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,7 +57,11 @@ def screen(status: dict[str, Any], width: int) -> str:
         parts.append(f"budget {budget['required']}/{budget.get('available') or '?'} connections")
     if status.get("stop_budget_s") is not None:
         parts.append(f"stop budget {status['stop_budget_s']:g} s (platform {status['grace_s']:g})")
-    ages = [child["credentials_age_s"] for child in children if child.get("credentials_age_s") is not None]
+    if (memory := status.get("memory")) is not None:
+        parts.append(f"memory {memory['used'] / 1024**2:.0f}/{memory['limit'] / 1024**2:.0f}M")
+    if (throttled := status.get("cpu_throttled") or 0) > _THROTTLED:
+        parts.append(f"without processor {throttled * 100:.0f} % of the time")
+    ages = [age for child in children if (age := _number(child, "credentials_age_s")) is not None]
     if any(child.get("credentials_stale") for child in children):
         parts.append("credentials stale")
     elif ages and children:
@@ -111,20 +118,24 @@ def _row(child: dict[str, Any]) -> tuple[str, ...]:
         state += " (quiet)"
     end = child["last_exit"]
     recycled = f"+{child['recycled']}" if child.get("recycled") else ""
-    lag, oldest, private = _number(beat, "lag_ms"), _number(beat, "oldest_ms"), _number(child, "private_bytes")
+    lag, oldest, pool = _number(beat, "lag_ms"), _number(beat, "oldest_ms"), _number(beat, "pool_in_use")
+    private = _number(child, "private_bytes")
     works = child["role"] == "worker" and "slots" in beat
     return (
         child["name"],
         state,
         span(child["for_s"]),
         str(child["pid"] or ""),
+        str(child.get("generation", "")),
         f"{child['restarts']}{recycled}",
         "" if end is None else f"{end['class']}: {end['why']}"[:48],
         span(child["beat_age_s"]),
         "" if lag is None else f"{lag:.0f}ms",
         f"{beat.get('inflight')}/{beat['slots']}" if works else "",
         "" if oldest is None else span(oldest / 1000),
+        "" if pool is None else f"{pool:.0f}/{_number(beat, 'pool_size') or 0:.0f}",
         "" if private is None else f"{private / 1024**2:.0f}M",
+        "stale" if child.get("credentials_stale") else span(_number(child, "credentials_age_s")),
         ",".join(child.get("queues") or []),
     )
 
@@ -132,7 +143,7 @@ def _row(child: dict[str, Any]) -> tuple[str, ...]:
 def _number(of: dict[str, Any], key: str) -> float | None:
     """A newer or a broken process may say anything."""
     value = of.get(key)
-    return value if isinstance(value, int | float) else None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -49,6 +49,7 @@ class Rotation:
         self._turn = turn
         self._looked = False
         self._renewed_at = time.monotonic()
+        self._lives_for = _lifetime(in_use)
         self._stale: str | None = None
         self._unread: str | None = None
         self._loop = BackgroundLoop("credentials", self._step, cadence=max(interval, 1.0), on_failure=on_failure)
@@ -63,9 +64,11 @@ class Rotation:
         await self._loop.stop(timeout)
 
     def beat(self) -> dict[str, object]:
-        """What a beat tells: the age of the sessions in seconds, and why they could not be renewed, if so."""
+        """What a beat tells: the age of the sessions and how long their credential was good for, both in seconds, and
+        why they could not be renewed, if so."""
         age = round(time.monotonic() - self._renewed_at, 1)
-        return {"credential_age_s": age, "credentials_stale": self._unread or self._stale}
+        stale = self._unread or self._stale
+        return {"credential_age_s": age, "credential_ttl_s": self._lives_for, "credentials_stale": stale}
 
     async def renew(self) -> list[Result]:
         """Renew every resource at once and return how that went for each.
@@ -79,6 +82,7 @@ class Rotation:
             self._stale = "; ".join(failed)[:_LONGEST_REASON] or None
             if not failed:
                 self._in_use, self._renewed_at = fresh, time.monotonic()
+                self._lives_for = _lifetime(fresh)
             self._on_renewed(results)
             return results
 
@@ -102,6 +106,13 @@ class Rotation:
             return None
         left = found.expires_at - EXPIRY_MARGIN - time.time()
         return min(self._interval, max(_SHORTEST_LOOK, left / 2))
+
+
+def _lifetime(credential: Credential | None) -> float | None:
+    """Return for how many seconds a credential that was taken now is good, or None when that is not known."""
+    if credential is None or credential.expires_at is None:
+        return None
+    return round(credential.expires_at - time.time(), 1)
 
 
 def told(log: Any, results: list[Result]) -> None:

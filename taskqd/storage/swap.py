@@ -44,6 +44,17 @@ class SwapPool:
             old, self._current = self._current, _Generation(new)
             await old.retire()
 
+    @property
+    def in_use(self) -> int:
+        """Its connections that somebody uses now."""
+        pool = self._current.pool
+        return pool.get_size() - pool.get_idle_size()
+
+    @property
+    def size(self) -> int:
+        """The connections that it may hold."""
+        return self._current.pool.get_max_size()
+
     async def fetch(self, query: str, *args: Any, timeout: float | None = None) -> list[asyncpg.Record]:
         """See ``asyncpg.Pool.fetch``."""
         with self._current.used() as pool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from taskqd.domain.names import nearest
 from taskqd.health.server import Report, Route, Verb
 from taskqd.supervisor.child import DUMP_PAUSE, Child
+from taskqd.supervisor.exposition import own_series
+from taskqd.supervisor.machine import Machine
 from taskqd.supervisor.scrape import merge, scrape
 from taskqd.supervisor.slot import ALIVE, State
 from taskqd.supervisor.stopping import last_moment
@@ -50,12 +52,17 @@ class Board:
         """Every process was ready at the same time once."""
         self.pulse = time.monotonic()
         """When the supervisor made its last round."""
-        self.longest_gap = 0.0
-        """The longest time, in seconds, that the supervisor itself stood still."""
         self.stops_by: float | None = None
         """When a group that stops will be gone at the latest; monotonic seconds."""
         self.unknown_reaped: Callable[[], int] = int
         self.lines_dropped: Callable[[], int] = int
+        """Lines that the supervisor could not write to its log."""
+        self.generation: Callable[[], int] = int
+        """Counts the reloads and restarts that started processes."""
+        self.claim_age: Callable[[Child, float], float | None] = lambda _child, _now: None
+        """For how long a worker that could has not looked for work."""
+        self.machine: Machine | None = None
+        """What the kernel grants the group, once somebody looks."""
         self.preload: Callable[[], dict[str, Any]] = dict
         """What there is to know of the process that workers are forked from."""
         self.tally = Tally()
@@ -142,6 +149,11 @@ class Board:
         reason = self._unready()
         return self._report(not reason, reason or f"{len(self.children)}/{len(self.children)} ready")
 
+    @property
+    def is_ready(self) -> bool:
+        """The same in one word."""
+        return not self._unready()
+
     def status(self) -> Report:
         """Everything there is to know."""
         now = time.monotonic()
@@ -160,6 +172,7 @@ class Board:
             "grace_s": self.grace,
             "stop_budget_s": None if self.grace is None else round(last_moment(0.0, self.grace), 2),
             "preload": self.preload(),
+            **({} if self.machine is None else self.machine.describe()),
         }
         return Report(True, body)
 
@@ -178,70 +191,10 @@ class Board:
 
     async def metrics(self) -> str:
         """The series of the group and of its processes, in the Prometheus text format."""
-        own = self.own_metrics()
+        own = own_series(self, time.monotonic())
         reachable = [child for child in self.children if child.health_socket and child.slot.state is State.READY]
         texts = await scrape({child.name: child.health_socket for child in reachable})
         return own + "".join(f"{line}\n" for line in merge(texts))
-
-    def own_metrics(self) -> str:
-        """The state of the group, without what its processes say themselves."""
-        now = time.monotonic()
-        lines = [
-            *_gauge("taskqd_group_ready", "1 while the group is ready.", [("", 0 if self._unready() else 1)]),
-            *self._per_child("taskqd_child_up", "1 while the process is ready.", _is_up),
-            *self._per_child("taskqd_child_degraded", "1 while it fails again and again.", _is_degraded),
-            *self._per_child("taskqd_child_restarts_total", "Restarts.", lambda c: c.slot.restarts, "counter"),
-            *self._per_child(
-                "taskqd_child_beat_age_seconds",
-                "Seconds since its last beat.",
-                lambda c: None if c.beat_at is None else round(now - c.beat_at, 3),
-            ),
-            *self._per_child(
-                "taskqd_child_loop_lag_seconds", "Lag of its event loop.", lambda c: _seconds(c, "lag_ms")
-            ),
-            *self._per_child("taskqd_child_inflight", "Jobs it runs.", lambda c: _number(c, "inflight")),
-            *self._per_child("taskqd_child_slots", "Jobs it may run at once.", lambda c: _number(c, "slots")),
-            *_gauge(
-                "taskqd_connections_budget",
-                "Database connections: needed at most, in a roll with new credentials, available, and taken by others.",
-                [(f'{{kind="{kind}"}}', self.budget.get(kind)) for kind in ("required", "peak", "available", "taken")],
-            ),
-            *_gauge(
-                "taskqd_supervisor_longest_gap_seconds",
-                "The longest time the supervisor itself stood still.",
-                [("", round(self.longest_gap, 3))],
-            ),
-            *self._per_child(
-                "taskqd_child_private_bytes",
-                "Memory that it shares with no other process.",
-                lambda c: c.private_bytes,
-            ),
-            *self._per_child(
-                "taskqd_child_credential_age_seconds",
-                "Seconds since its sessions were opened or renewed.",
-                lambda c: _number(c, "credential_age_s"),
-            ),
-            *self._per_child(
-                "taskqd_child_credentials_stale",
-                "1 while some of its sessions could not be renewed.",
-                lambda c: int(bool(c.beat.get("credentials_stale"))),
-            ),
-            *_gauge(
-                "taskqd_log_lines_dropped_total",
-                "Lines that the supervisor's standard error did not take.",
-                [("", self.lines_dropped())],
-                "counter",
-            ),
-            *self.tally.lines(),
-            *_preload(self.preload()),
-            *_gauge(
-                "taskqd_unknown_reaped_total",
-                "Ended processes that came to the supervisor as init.",
-                [("", self.unknown_reaped())],
-                "counter",
-            ),
-        ]
-        return "\n".join(lines) + "\n"
 
     def _report(self, ok: bool, reason: str) -> Report:
         return Report(ok, {"reason": reason, "group": self._group, "phase": self.phase})
@@ -272,46 +225,7 @@ class Board:
             what += f" ({first.slot.last_exit.why})"
         return f"{len(self.children) - len(missing)}/{len(self.children)} ready: {what}"
 
-    def _per_child(
-        self, name: str, meaning: str, value: Callable[[Child], float | None], kind: str = "gauge"
-    ) -> list[str]:
-        samples = [(f'{{name="{child.spec.name}",index="{child.index}"}}', value(child)) for child in self.children]
-        return _gauge(name, meaning, samples, kind)
-
-
-def _gauge(name: str, meaning: str, samples: Iterable[tuple[str, float | None]], kind: str = "gauge") -> list[str]:
-    values = [f"{name}{labels} {value}" for labels, value in samples if value is not None]
-    return [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}", *values] if values else []
-
-
-def _preload(status: dict[str, Any]) -> list[str]:
-    if not status:
-        return []
-    started = [(f'{{way="{way}"}}', status[f"{way}ed"]) for way in ("fork", "exec")]
-    return [
-        *_gauge(
-            "taskqd_preload_ready",
-            "1 while workers can be forked from a process that has imported their actors.",
-            [("", int(status["state"] == "ready"))],
-        ),
-        *_gauge("taskqd_preload_restarts_total", "New starts of that process.", [("", status["restarts"])], "counter"),
-        *_gauge("taskqd_workers_started_total", "Workers started, by the way they were.", started, "counter"),
-    ]
-
-
-def _is_up(child: Child) -> float:
-    return int(child.slot.state is State.READY)
-
-
-def _is_degraded(child: Child) -> float:
-    return int(child.slot.degraded)
-
 
 def _number(child: Child, key: str) -> float | None:
     value = child.beat.get(key)
     return value if isinstance(value, int | float) else None
-
-
-def _seconds(child: Child, key: str) -> float | None:
-    value = _number(child, key)
-    return None if value is None else value / 1000

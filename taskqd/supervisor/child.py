@@ -16,6 +16,7 @@ from taskqd.health.canary import split_words
 from taskqd.health.lines import PROTOCOL_VERSION, LineProtocol, Message
 from taskqd.supervisor.capture import Capture
 from taskqd.supervisor.events import Beat, Broken, Event, Progress, Ready
+from taskqd.supervisor.memory import Held
 from taskqd.supervisor.plan import ChildSpec
 from taskqd.supervisor.reaper import kill_group
 from taskqd.supervisor.slot import Slot, Timing
@@ -70,8 +71,8 @@ class Child:
         """What it suffers from, if that is known."""
         self.capture: Capture | None = None
         """Reads what its processes print, if anybody here does."""
-        self.private_bytes: int | None = None
-        """The memory that it shares with no other process, when it was last measured."""
+        self.held: Held | None = None
+        """The memory that it holds, when it was last measured."""
         self.shown = 0
         """Characters of stacks that the processes of this slot have shown so far; see :meth:`shown_since`."""
         self._last_shown = ""
@@ -101,7 +102,7 @@ class Child:
         self._process, self._dump = new.process, new.dump
         self.forked = isinstance(new.process, Forked)
         self.beat, self.beat_at, self._said, self._left = {}, None, "", ""
-        self.stopped, self.has_canary, self.verdict, self.private_bytes = False, False, None, None
+        self.stopped, self.has_canary, self.verdict, self.held = False, False, None, None
         self._word, self._unread = 0, ""
         self.left_nothing, self.reloads, self._greeted = False, False, False
         self._lines = lines = LineProtocol(self._receive, self._link_lost)
@@ -280,8 +281,10 @@ class Child:
             "stopped": self.stopped,
             "verdict": self.verdict,
             "recycled": slot.recycled,
-            "private_bytes": self.private_bytes,
+            "private_bytes": None if self.held is None else self.held.private,
             "queues": list(self.spec.queues),
+            "credentials_age_s": self.beat.get("credential_age_s"),
+            "credentials_stale": self.beat.get("credentials_stale"),
         }
 
     def _receive(self, message: Message) -> None:

@@ -13,10 +13,11 @@ from functools import partial
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.health.server import HealthServer
 from taskqd.supervisor.board import Board
+from taskqd.supervisor.cgroup import Cgroup
 from taskqd.supervisor.consult import consult, release_by_helper
 from taskqd.supervisor.environments import Environments
 from taskqd.supervisor.journal import Journal
-from taskqd.supervisor.monitor import Command, Monitor
+from taskqd.supervisor.monitor import Monitor
 from taskqd.supervisor.plan import Plan
 from taskqd.supervisor.preload import ZygoteCommand, zygote_command
 from taskqd.supervisor.reaper import Reaper
@@ -27,6 +28,7 @@ from taskqd.supervisor.runtime import GroupFiles, choose_directory
 from taskqd.supervisor.sdnotify import Notifier
 from taskqd.supervisor.signals import Meaning, Orders, Signals
 from taskqd.supervisor.spawn import child_command
+from taskqd.supervisor.starter import Command
 from taskqd.supervisor.stopping import CLOSING
 from taskqd.supervisor.upkeep import Upkeep
 from taskqd.supervisor.verbs import Verbs
@@ -47,10 +49,12 @@ async def run_group(
     command: Command = child_command,
     zygote: ZygoteCommand = zygote_command,
     journal: Journal | None = None,
+    cgroup: Cgroup | None = None,
 ) -> int:
     """Run the workgroup of ``file`` until it is told to stop, and return the exit code.
 
-    ``command`` makes a child's command line, ``zygote`` that of the process which workers are forked from.
+    ``command`` makes a child's command line, ``zygote`` that of the process which workers are forked from. ``cgroup``
+    is the control group that is watched, by default that of this process.
     Raises ``TaskQError`` when the group cannot start: the file is refused (78), it runs already (75), the
     database is away (69) or not migrated (75), or the budget does not fit (78, 75).
     """
@@ -117,6 +121,7 @@ async def run_group(
                     releaser=releaser,
                     preload=preload,
                     capture=_captures(workgroup.supervisor.logs, log),
+                    cgroup=cgroup,
                 )
                 verbs.attach(monitor, board)
                 Orders(monitor, verbs, board, log).follow(signals)

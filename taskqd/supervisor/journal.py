@@ -13,6 +13,9 @@ import time
 from typing import Any
 
 _CHUNK = select.PIPE_BUF
+_CLEAR = b"\r\x1b[K"
+"""Takes away what stands in the present line of a terminal."""
+
 _LONGEST = 64 * 1024
 
 
@@ -49,6 +52,10 @@ class Journal:
         """Write a line that a process has printed."""
         self._write(line)
 
+    def show(self, text: str) -> None:
+        """Keep ``text`` below everything that is written, on a terminal; an empty one takes it away."""
+        self._outlet.show(text.encode("utf-8", "backslashreplace"))
+
     def _line(self, event: str, level: str, fields: dict[str, Any]) -> bytes:
         everything = {**self._bound, **{key: value for key, value in fields.items() if value is not None}}
         line = _plain(event, level, everything) if self._human else _json(event, level, everything)
@@ -66,6 +73,7 @@ class Outlet:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._torn = False
+        self._shown = b""
         self.dropped = 0
         """Lines that were lost."""
         self.unsaid = 0
@@ -75,6 +83,8 @@ class Outlet:
         """Write a line whole, as far as that does not block; else it is lost."""
         # What comes after the beginning of a lost line is a line of its own.
         rest = b"\n" + line if self._torn else line
+        if self._shown:
+            rest = _CLEAR + rest + self._shown
         size = len(rest)
         while rest:
             # No more than PIPE_BUF: a pipe that polls writable takes that much without blocking.
@@ -86,6 +96,12 @@ class Outlet:
                 return
             rest = rest[written:]
         self._torn, self.unsaid = False, 0
+
+    def show(self, text: bytes) -> None:
+        """Keep ``text`` as the last line."""
+        if text != self._shown:
+            self._shown = text
+            self._take(_CLEAR + text)
 
     def _take(self, data: bytes) -> int:
         try:

@@ -81,6 +81,8 @@ class Line:
         self._task: asyncio.Task[None] | None = None
         self._rests: dict[asyncio.Task[None], Change] = {}
         self._closed = ""
+        self.on_end: Callable[[str, int], None] = lambda _verb, _exit_code: None
+        """Told of each change that has ended."""
 
     @property
     def current(self) -> str:
@@ -172,6 +174,7 @@ class Line:
         if change.ending is None:
             change.end(ExitCode.DONE, "done")
         ending = change.ending or {}
+        self.on_end(change.verb, ending["exit_code"])
         if ending["exit_code"]:
             self._journal.tell(f"{change.verb}-failed", "error", exit_code=ending["exit_code"], why=ending["text"])
         else:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 
 SAMPLE_INTERVAL = 15.0
 """Seconds between two looks at one process: the kernel walks its whole address space for each."""
@@ -11,28 +11,35 @@ SAMPLE_INTERVAL = 15.0
 RARE_INTERVAL = 60.0
 """The same for a process that has no limit, so that the figure is for people alone."""
 
-_CGROUPS = "/sys/fs/cgroup"
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes that one process holds."""
+
+    private: int
+    """What it shares with no other process: free once it ends. Not the resident size, which counts what processes
+    share once for each of them."""
+    dirty: int
+    """What of that exists nowhere else, such as on a disk: it cannot be taken from the process."""
 
 
-def private_bytes(pid: int) -> int | None:
-    """Return the memory that would be free if the process ended, or None where the system does not say.
-
-    Not the resident size, which counts what processes share once for each of them.
-    """
+def held_by(pid: int) -> Held | None:
+    """Measure a process; None where the system does not say."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
-            lines = file.readlines()
+            lines = [line.split() for line in file if line.startswith(b"Private_")]
     except OSError:  # it has ended, changed its user, or this is no Linux
         return None
-    found = [int(line.split()[1]) for line in lines if line.startswith((b"Private_Clean:", b"Private_Dirty:"))]
-    return sum(found) * 1024 if found else None
+    sizes = {line[0]: int(line[1]) * 1024 for line in lines}
+    dirty = sizes.get(b"Private_Dirty:")
+    return None if dirty is None else Held(dirty + sizes.get(b"Private_Clean:", 0), dirty)
 
 
 class OomCounter:
-    """How many processes of our control group the kernel has killed for want of memory. Version 1 and 2."""
+    """Blames each kill that the kernel made for want of memory, as ``count`` says, on one process."""
 
-    def __init__(self, paths: list[str] | None = None) -> None:
-        self._path = next((path for path in paths or _counter_files() if _count(path) is not None), None)
+    def __init__(self, count: Callable[[], int | None]) -> None:
+        self._count = count
         self._blamed = self._before = self._now()
 
     def take(self) -> bool:
@@ -48,26 +55,4 @@ class OomCounter:
         self._before = self._now()
 
     def _now(self) -> int:
-        return (_count(self._path) or 0) if self._path is not None else 0
-
-
-def _counter_files() -> Iterator[str]:
-    """Yield where the count of our own control group may be, best first; a container may see its own as the root."""
-    with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:
-        for line in file:
-            _, controllers, path = line.rstrip("\n").split(":", 2)
-            if not controllers:
-                yield f"{_CGROUPS}{path.rstrip('/')}/memory.events"
-                yield f"{_CGROUPS}/memory.events"
-            elif "memory" in controllers.split(","):
-                yield f"{_CGROUPS}/memory{path.rstrip('/')}/memory.oom_control"
-                yield f"{_CGROUPS}/memory/memory.oom_control"
-
-
-def _count(path: str) -> int | None:
-    try:
-        with open(path, encoding="ascii") as file:
-            fields = dict(line.split()[:2] for line in file)
-    except (OSError, ValueError):
-        return None
-    return int(fields["oom_kill"]) if "oom_kill" in fields else None
+        return self._count() or 0

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
 from taskqd.domain.exit_codes import ExitCode
-from taskqd.domain.jitter import jitter
 from taskqd.health.lines import GROUP_ENDS
 from taskqd.supervisor.board import Board
-from taskqd.supervisor.capture import Capture
+from taskqd.supervisor.cgroup import Cgroup
 from taskqd.supervisor.child import DUMP_PAUSE, Child
 from taskqd.supervisor.environments import Environments
 from taskqd.supervisor.events import (
@@ -25,22 +23,18 @@ from taskqd.supervisor.events import (
     EndGroup,
     Event,
     Exited,
-    Kill,
     Ready,
     Rearm,
     Retire,
     Send,
     Settle,
-    Spawned,
-    SpawnFailed,
     Start,
-    Stop,
     Tell,
 )
 from taskqd.supervisor.heap import give_back
 from taskqd.supervisor.journal import Journal
 from taskqd.supervisor.plan import ChildSpec, Plan
-from taskqd.supervisor.preload import Way
+from taskqd.supervisor.progress import Progress
 from taskqd.supervisor.reaper import Reaper
 from taskqd.supervisor.release import Releaser
 from taskqd.supervisor.roster import Roster
@@ -48,9 +42,11 @@ from taskqd.supervisor.rotation import rotate
 from taskqd.supervisor.runtime import GroupFiles
 from taskqd.supervisor.sdnotify import Notifier
 from taskqd.supervisor.slot import ALIVE, State
-from taskqd.supervisor.spawn import Forked, NewProcess, child_command, child_environment, spawn
+from taskqd.supervisor.spawn import child_command
+from taskqd.supervisor.starter import Command, Starter, any_jitter
 from taskqd.supervisor.state import step
-from taskqd.supervisor.stopping import deadlines, hurry, last_moment
+from taskqd.supervisor.stop_requests import StopRequests
+from taskqd.supervisor.stopping import deadlines
 from taskqd.supervisor.watch import Watch
 from taskqd.supervisor.zygotes import Zygotes
 
@@ -59,8 +55,6 @@ ROUND = 0.5
 
 _GAP = 1.0
 """A round that comes this much too late, in seconds, means that the machine or the supervisor stood still."""
-
-Command = Callable[[ChildSpec], list[str]]
 
 
 class Monitor:
@@ -80,6 +74,7 @@ class Monitor:
         releaser: Releaser,
         preload: Zygotes,
         capture: bool = False,
+        cgroup: Cgroup | None = None,
     ) -> None:
         self._plan = plan
         self._notifier = notifier or Notifier("")
@@ -87,12 +82,9 @@ class Monitor:
         self._board = board
         self._journal = journal
         self._reaper = reaper
-        self._command = command
         self._releaser = releaser
         self._preload = preload
         self._environments = environments
-        self._instance = _new_instance()
-        self._captures = capture
         self.generation = 1
         """Counts the states of the group; each reload and restart that starts processes begins a new one."""
         self.roster = Roster()
@@ -102,13 +94,26 @@ class Monitor:
         self._children = self.roster.all
         self.on_stop: Callable[[str], None] = _nobody_to_tell
         """Told why the group is asked to stop, before anything is stopped."""
-        self.watch = Watch(lambda: self._plan, lambda: self._children, self._apply, journal)
+        cgroup = cgroup or Cgroup()
+        self.watch = Watch(lambda: self._plan, lambda: self._children, self._apply, journal, cgroup)
+        self._stops = StopRequests(lambda: self._plan, self._children, self._apply, board, journal)
+        self._progress = Progress(board, journal, on=capture and journal.human)
+        self._starter = Starter(
+            self.roster,
+            self._apply,
+            files=files,
+            journal=journal,
+            reaper=reaper,
+            preload=preload,
+            environment=self._environment,
+            command=command,
+            capture=capture,
+            on_exit=self._exited,
+            on_stopped=self.watch.stopped,
+        )
         self._came_up: set[str] = set()
         self._wake = asyncio.Event()
         preload.on_change = self._wake.set
-        self._stop_requests: list[str] = []
-        self._stops_done = 0
-        self._last_moment: float | None = None
         self._failure: ExitCode | None = None
 
     async def run(self) -> int:
@@ -118,37 +123,38 @@ class Monitor:
         self._releaser.children = self._children
         self._board.unknown_reaped = lambda: self._reaper.unknown
         self._board.tally, self._board.grace = self.watch.tally, self._plan.grace
+        self._board.machine, self._board.claim_age = self.watch.machine, self.watch.claim_age
+        self._board.generation = lambda: self.generation
         self._board.phase = "running"
         self._journal.tell("workgroup.start", children=len(self._children), grace_s=self._plan.grace)
         for child in self._children:
             self._apply(child, Start())
         last = time.monotonic()
-        while not self._finished():
+        while not self._stops.over(time.monotonic()):
             self._wake.clear()
             now = self._board.pulse = time.monotonic()
             self._notice_gap(now - last)
             last = now
             self._stop_if_hopeless()
-            self._take_stop_requests(now)
+            self._take_stops(now)
             self.watch.round(now)
             for child in self._children:
                 if child.slot.deadline is not None and child.slot.deadline <= now:
                     self._apply(child, Due())
                 self._tell_dump(child)
             self._tend_preload(now)
-            for forked, made in self._preload.made():
-                await self._take_forked(forked, made)
-            for child in self._next_to_spawn():
-                await self._spawn(child)
+            await self._starter.round(self._plan)
             self.roster.sweep()
             self._notify()
+            self._progress.round()
             await self._pause()
+        self._progress.end()
         return self._result()
 
     def stop(self, reason: str) -> None:
         """Ask all processes to end. A second call cancels what still runs, a third kills it."""
         self.on_stop(reason)
-        self._stop_requests.append(reason)
+        self._stops.add(reason)
         self._wake.set()
 
     async def reload_credentials(self) -> dict[str, Any]:
@@ -184,7 +190,7 @@ class Monitor:
 
     def end_generation(self) -> None:
         """The change is made, or given up: what is not wanted any more to fork from ends."""
-        if not self._stop_requests:
+        if not self._stops.any:
             self._preload.start(self._plan.children, self._environment)
 
     def _environment(self, mark: str) -> dict[str, str]:
@@ -223,8 +229,7 @@ class Monitor:
     async def _pause(self) -> None:
         now = time.monotonic()
         due = [child.slot.deadline for child in self._children if child.slot.deadline is not None]
-        if self._last_moment is not None:
-            due.append(self._last_moment)
+        due += [at for at in (self._stops.last_moment, self._starter.waits_until(now)) if at is not None]
         longest = DUMP_PAUSE if any(child.shows for child in self._children) else ROUND
         wait = max(0.0, min(longest, min(due, default=now + ROUND) - now))
         with contextlib.suppress(TimeoutError):
@@ -232,7 +237,7 @@ class Monitor:
                 await self._wake.wait()
 
     def _notice_gap(self, gap: float) -> None:
-        self._board.longest_gap = max(self._board.longest_gap, gap)
+        self.watch.tally.round(gap)
         if gap > ROUND + _GAP:
             self._journal.tell("standstill", "warning", gap_s=round(gap, 1))
             for child in self._children:
@@ -246,136 +251,33 @@ class Monitor:
             self._notifier.boot_until(latest)
         self._notifier.round(self._board.headline(), ready=self._board.came_up)
 
-    def _finished(self) -> bool:
-        if not self._stops_done:
-            return False
-        over = self._last_moment is not None and time.monotonic() >= self._last_moment
-        return over or not {child.slot.state for child in self._children} & (ALIVE - {State.LOST})
+    def _take_stops(self, now: float) -> None:
+        begun = self._stops.begun
+        self._stops.take(now)
+        if self._stops.begun and not begun:
+            self._preload.end()
+            self._notifier.stopping(self._board.headline())
 
     def _stop_if_hopeless(self) -> None:
         """End a group whose workers are all given up: it would only pretend to be there."""
         workers = [child for child in self._children if child.spec.role == "worker"]
-        if not self._stop_requests and all(child.slot.state is State.FATAL for child in workers):
+        if not self._stops.any and all(child.slot.state is State.FATAL for child in workers):
             self._failure = ExitCode.REFUSED
             self.stop("no worker is left that could be restarted")
 
     def _result(self) -> int:
         killed = [child.name for child in self._children if child.slot.unclean or child.slot.state in ALIVE]
         code = self._failure if self._failure is not None else ExitCode.KILLED if killed else ExitCode.DONE
-        self._journal.tell("shutdown-complete", exit_code=int(code), not_clean=killed or None)
+        lost = self.watch.tally.jobs_killed
+        self._journal.tell("shutdown-complete", exit_code=int(code), not_clean=killed or None, jobs_killed=lost or None)
         return int(code)
-
-    # -- coming up --------------------------------------------------------------------------------
-
-    def _next_to_spawn(self) -> Iterator[Child]:
-        """Yield what may start now: boots compete for CPU, so only so many workers at a time."""
-        booting = sum(child.slot.state is State.BOOTING for child in self._children if child.spec.role == "worker")
-        for child in list(self._children):  # others may come and go while one is spawned
-            if child.slot.state is not State.SPAWNING or not self.roster.may_start(child):
-                continue
-            if child.spec.role == "worker":
-                if booting >= self._plan.max_booting or self._preload.way(child.spec) is Way.WAIT:
-                    continue
-                booting += 1
-            yield child
-
-    async def _spawn(self, child: Child) -> None:
-        child.health_socket = self._files.prepare_child_socket(
-            child.spec.name, child.index, second=self.roster.rival(child) is not None
-        )
-        environment = child_environment(
-            self._environment(child.spec.env_digest),
-            child.spec,
-            child.index,
-            group=self._plan.group,
-            instance=self._instance,
-            health_socket=child.health_socket,
-        )
-        way = self._preload.way(child.spec)
-        if way is Way.NONE:
-            self._apply(child, SpawnFailed(f'preload = "require": {self._preload.reason(child.spec)}', _jitter()))
-            return
-        try:
-            with self._output_of(child) as output:
-                if way is Way.FORK:
-                    self._preload.fork(child, environment, output=output)
-                    return
-                new = spawn(self._command(child.spec), environment, output=output)
-        except OSError as error:
-            self._apply(child, SpawnFailed(error.strerror or str(error), _jitter()))
-            return
-        await self._take_over(child, new)
-
-    @contextlib.contextmanager
-    def _output_of(self, child: Child) -> Iterator[int | None]:
-        """Give what a new process prints to, or None when it is the supervisor's own standard error."""
-        if not self._captures:
-            yield None
-            return
-        if child.capture is None:
-            child.capture = Capture(child.name, self._journal.pass_on, colour=self._journal.human)
-        output = child.capture.open()
-        try:
-            yield output
-        finally:
-            os.close(output)
-
-    async def _take_forked(self, child: Child, made: NewProcess | str) -> None:
-        if child.slot.state is not State.SPAWNING:  # told to stop meanwhile
-            if not isinstance(made, str):
-                made.drop()
-        elif isinstance(made, str):
-            self._apply(child, SpawnFailed(made, _jitter()))
-        else:
-            await self._take_over(child, made)
-
-    async def _take_over(self, child: Child, new: NewProcess) -> None:
-        watch = self._reaper.watch_adopted if isinstance(new.process, Forked) else self._reaper.watch
-        watch(new.process.pid, lambda code: self._exited(child, code))
-        self._reaper.watch_stops(new.process.pid, lambda stopped: self.watch.stopped(child, stopped))
-        self._apply(child, Spawned(new.process.pid))
-        self._preload.release(child, new)
-        await child.adopt(new)
 
     def _tend_preload(self, now: float) -> None:
         self._preload.tick(now)
         refused = self._preload.refusal([child.spec for child in self._children])
-        if refused is not None and not self._board.came_up and not self._stop_requests:
+        if refused is not None and not self._board.came_up and not self._stops.any:
             self._failure, why = refused
             self.stop(why)
-
-    # -- stopping ---------------------------------------------------------------------------------
-
-    def _take_stop_requests(self, now: float) -> None:
-        while self._stops_done < len(self._stop_requests):
-            reason = self._stop_requests[self._stops_done]
-            self._stops_done += 1
-            if self._stops_done == 1:
-                self._begin_stop(reason, now)
-            elif self._stops_done == 2:
-                self._hurry_stop(reason, now)
-            else:
-                self._journal.tell("shutdown-kill", "warning", reason=reason)
-                for child in self._children:
-                    self._apply(child, Kill(f"third request to stop: {reason}"))
-
-    def _begin_stop(self, reason: str, now: float) -> None:
-        self._board.phase = "stopping"
-        self._last_moment = last_moment(now, self._plan.grace)
-        self._journal.tell("shutdown-begin", reason=reason, within_s=round(self._last_moment - now, 2))
-        self._board.stops_by = self._last_moment
-        self._preload.end()
-        self._notifier.stopping(self._board.headline())
-        for child in self._children:
-            child.deadlines = deadlines(now, self._plan.grace, child.spec.graces)
-            self._apply(child, Stop(child.deadlines.kill))
-
-    def _hurry_stop(self, reason: str, now: float) -> None:
-        self._journal.tell("shutdown-hurry", "warning", reason=reason)
-        for child in self._children:
-            if child.deadlines is not None:
-                child.deadlines = hurry(now, child.deadlines, child.spec.graces)
-                self._apply(child, Stop(child.deadlines.kill))
 
     # -- events and what follows from them --------------------------------------------------------
 
@@ -406,8 +308,8 @@ class Monitor:
             case Send(number):
                 child.send_signal(number)
             case AskToDrain():
-                why = None if self._stops_done else child.slot.replaced
-                child.ask_to_drain(why or (GROUP_ENDS if self._stops_done else "retired"), recycle=why is not None)
+                why = None if self._stops.begun else child.slot.replaced
+                child.ask_to_drain(why or (GROUP_ENDS if self._stops.begun else "retired"), recycle=why is not None)
             case Tell("child-exit", level, fields):
                 words = child.last_words()
                 if level == "info":
@@ -425,7 +327,8 @@ class Monitor:
         self._releaser.ended(child, code)
         came_up = child.spec.name in self._came_up
         oom = self.watch.died_of_memory(child, code)
-        self._apply(child, Exited(code, came_up, child.said_goodbye, _jitter(), oom))
+        self._starter.noticed_end(child, time.monotonic())
+        self._apply(child, Exited(code, came_up, child.said_goodbye, any_jitter(), oom))
         if (rival := self.roster.rival(child)) is not None:
             self._settle_socket(rival)
 
@@ -444,15 +347,3 @@ class Monitor:
 
 def _nobody_to_tell(_reason: str) -> None:
     """Nobody makes changes of this group."""
-
-
-def _new_instance() -> str:
-    """Return a random UUID; the module for these is large, and this process stays."""
-    raw = bytearray(os.urandom(16))
-    raw[6], raw[8] = raw[6] & 0x0F | 0x40, raw[8] & 0x3F | 0x80  # version 4, of the usual variant
-    digits = raw.hex()
-    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
-
-
-def _jitter() -> float:
-    return jitter(0.8, 1.2)

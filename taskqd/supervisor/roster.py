@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 from taskqd.supervisor.child import Child
 from taskqd.supervisor.slot import ALIVE, State
 
@@ -55,6 +57,21 @@ class Roster:
     def others(self) -> list[Child]:
         """Return the newcomers and leavers."""
         return [child for child in self.all if child not in self.members]
+
+    def next_to_start(self, max_booting: int, waits: Callable[[Child], bool]) -> Iterator[Child]:
+        """Yield what may start now: boots compete for CPU, so only so many workers at a time, and none that ``waits``.
+
+        Others may come and go while one is started.
+        """
+        booting = sum(child.slot.state is State.BOOTING for child in self.all if child.spec.role == "worker")
+        for child in list(self.all):
+            if child.slot.state is not State.SPAWNING or not self.may_start(child):
+                continue
+            if child.spec.role == "worker":
+                if booting >= max_booting or waits(child):
+                    continue
+                booting += 1
+            yield child
 
     def may_start(self, child: Child) -> bool:
         """False for a scheduler while another one lives, were it one that cannot be ended: never two at a time."""

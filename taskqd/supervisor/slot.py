@@ -117,6 +117,15 @@ class Slot:
     """Its process had to be killed, or failed, after it was asked to end."""
     last_exit: Exit | None = None
 
+    def dies_unasked(self, now: float) -> bool:
+        """True when an end of its process now would be one of a process that had been stable and was to go on.
+
+        Where ``stable_after`` is 0 there is no telling.
+        """
+        stable = self.timing.restart.stable_after
+        up = None if self.ready_at is None else now - self.ready_at
+        return self.state in RUNNING and up is not None and 0 < stable <= up
+
     def enter(self, state: State, now: float, deadline: float | None = None, **changes: Any) -> Slot:
         """Return the slot in ``state`` since ``now``."""
         return replace(self, state=state, since=now, deadline=deadline, **changes)

@@ -1,24 +1,80 @@
-"""What the supervisor counts: ends by their reason, stalls, kills, how long starts take."""
+"""What the supervisor counts: ends by their reason, stalls, kills, how long starts and stops take."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""The upper bounds of the histogram of starts, in seconds."""
+BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""The upper bounds of every histogram, in seconds."""
 
-_COUNTED = {
-    "child-exit": ("taskqd_child_exits_total", "Ends of processes, by what they say.", "class"),
-    "stalled": ("taskqd_child_stalls_total", "Silences beyond their limit.", None),
-    "verdict": ("taskqd_child_verdicts_total", "What processes suffered from.", "verdict"),
-    "kill": ("taskqd_child_kills_total", "Processes that had to be killed.", None),
-    "recycle": ("taskqd_child_recycles_total", "Processes that made room for a fresh one.", None),
-    "spawn-failed": ("taskqd_child_spawn_failures_total", "Processes that the system refused to make.", None),
+Labels = Mapping[str, object]
+
+_EXITS = "taskqd_child_exits_total"
+_RESTARTS = "taskqd_child_restarts_total"
+_RECYCLES = "taskqd_child_recycles_total"
+_REFUSED = "taskqd_child_spawn_failures_total"
+_STALLS = "taskqd_child_stalls_total"
+_KILLS = "taskqd_child_kills_total"
+_LOST_JOBS = "taskqd_jobs_killed_at_shutdown_total"
+_RELOADS = "taskqd_reload_total"
+
+_COUNTERS = {
+    _EXITS: "Ends of processes, by what they say.",
+    _RESTARTS: "Starts after an end that nobody had asked for, by the class of that end.",
+    _RECYCLES: "Processes that made room for a fresh one.",
+    _REFUSED: "Processes that the system refused to make.",
+    _STALLS: "What processes suffered from; brief: silent, but not for long enough to be judged.",
+    _KILLS: "Deadly signals that the supervisor sent, and what for.",
+    _LOST_JOBS: "Jobs that ran in a process which was asked to end and had to be killed.",
+    _RELOADS: "Reloads, by what came of them.",
 }
+
+_COUNTED: dict[str, tuple[str, Callable[[Mapping[str, Any]], Labels]]] = {
+    "child-exit": (_EXITS, lambda fields: {"class": fields.get("class", "stopped")}),
+    "restart-scheduled": (_RESTARTS, lambda fields: {"reason": fields["reason"]}),
+    "recycle": (_RECYCLES, lambda _: {}),
+    "spawn-failed": (_REFUSED, lambda _: {}),
+    "verdict": (_STALLS, lambda fields: {"kind": str(fields["verdict"]).partition(":")[0]}),
+    "kill": (_KILLS, lambda fields: {"signal": fields["signal"], "why": fields["cause"]}),
+}
+
 _BOOT = "taskqd_child_boot_seconds"
+_BACK = "taskqd_child_ready_seconds_since_crash"
+_DRAIN = "taskqd_drain_seconds"
+_GAP = "taskqd_supervisor_tick_gap_seconds"
+
+_HISTOGRAMS = {
+    _BOOT: "Seconds from the start of a process until it was ready.",
+    _BACK: "Seconds from a crash until a process stood ready in that place again.",
+    _DRAIN: "Seconds from asking a process to end until it had, and what came of it.",
+    _GAP: "Seconds between two rounds of the supervisor; half a second when it has nothing to do.",
+}
+
+
+class Histogram:
+    """How often something took how long."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one of ``seconds``."""
+        self._counts[bisect_left(BOUNDS, seconds)] += 1
+        self._sum += seconds
+
+    def lines(self, name: str, labels: str) -> Iterable[str]:
+        """Return it in the Prometheus text format."""
+        total = 0
+        for bound, count in zip((*map(str, BOUNDS), "+Inf"), self._counts, strict=True):
+            total += count
+            yield f'{name}_bucket{{{labels}{"," if labels else ""}le="{bound}"}} {total}'
+        braces = f"{{{labels}}}" if labels else ""
+        yield f"{name}_sum{braces} {round(self._sum, 3)}"
+        yield f"{name}_count{braces} {total}"
 
 
 class Tally:
@@ -26,37 +82,59 @@ class Tally:
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._boots: dict[str, list[int]] = {}
-        self._boot_sums: dict[str, float] = {}
+        self._histograms: dict[tuple[str, str], Histogram] = {}
 
-    def told(self, child: str, index: int, event: str, fields: Mapping[str, Any]) -> None:
-        """Count one event of process ``index`` of those called ``child``."""
-        if event == "ready" and "boot_s" in fields:
-            seconds = float(fields["boot_s"])
-            self._boots.setdefault(child, [0] * (len(BOUNDS) + 1))[bisect_left(BOUNDS, seconds)] += 1
-            self._boot_sums[child] = self._boot_sums.get(child, 0.0) + seconds
+    def told(self, child: str, index: int, event: str, fields: Mapping[str, Any], *, inflight: int = 0) -> None:
+        """Count one event of process ``index`` of those called ``child``, which ran ``inflight`` jobs."""
+        place = {"name": child, "index": index}
         if event in _COUNTED:
-            label = _COUNTED[event][2]
-            labels = f'name="{child}",index="{index}"'
-            if label is not None:
-                labels += f',{label}="{fields.get(label, "stopped")}"'
-            self._counts[event, labels] += 1
+            name, labels = _COUNTED[event]
+            self._count(name, {**place, **labels(fields)})
+        if event == "recovered" and not fields["judged"]:
+            self._count(_STALLS, {**place, "kind": "brief"})
+        if event == "ready":
+            self._observe(_BOOT, fields["boot_s"], {"name": child})
+            if "after_crash_s" in fields:
+                self._observe(_BACK, fields["after_crash_s"], {"name": child})
+        if "drain_s" in fields:
+            self._observe(_DRAIN, fields["drain_s"], {"name": child, "outcome": fields["drained"]})
+            if fields["drained"] == "killed" and inflight:
+                self._count(_LOST_JOBS, {"name": child}, inflight)
+
+    def reloaded(self, exit_code: int) -> None:
+        """Count a reload that ended with ``exit_code``."""
+        result = {0: "done", 1: "aborted", 78: "refused"}.get(exit_code, "failed")
+        self._count(_RELOADS, {"result": result})
+
+    def round(self, gap: float) -> None:
+        """Count a round of the supervisor, ``gap`` seconds after the one before."""
+        self._observe(_GAP, gap, {})
+
+    @property
+    def jobs_killed(self) -> int:
+        """Jobs that ran in processes which were asked to end and had to be killed."""
+        return sum(count for (name, _), count in self._counts.items() if name == _LOST_JOBS)
 
     def lines(self) -> list[str]:
         """Return everything in the Prometheus text format."""
         lines = []
-        for event, (name, meaning, _) in _COUNTED.items():
-            samples = [f"{name}{{{labels}}} {count}" for (of, labels), count in self._counts.items() if of == event]
+        for name, meaning in _COUNTERS.items():
+            samples = [f"{name}{{{labels}}} {count}" for (of, labels), count in self._counts.items() if of == name]
             if samples:
                 lines += [f"# HELP {name} {meaning}", f"# TYPE {name} counter", *samples]
-        if self._boots:
-            lines += [f"# HELP {_BOOT} Seconds from the start of a process until it was ready."]
-            lines += [f"# TYPE {_BOOT} histogram"]
-        for child, counts in self._boots.items():
-            total = 0
-            for bound, count in zip((*map(str, BOUNDS), "+Inf"), counts, strict=True):
-                total += count
-                lines.append(f'{_BOOT}_bucket{{name="{child}",le="{bound}"}} {total}')
-            lines.append(f'{_BOOT}_sum{{name="{child}"}} {round(self._boot_sums[child], 3)}')
-            lines.append(f'{_BOOT}_count{{name="{child}"}} {total}')
+        for name, meaning in _HISTOGRAMS.items():
+            found = [(labels, each) for (of, labels), each in self._histograms.items() if of == name]
+            if found:
+                lines += [f"# HELP {name} {meaning}", f"# TYPE {name} histogram"]
+                lines += [line for labels, each in found for line in each.lines(name, labels)]
         return lines
+
+    def _count(self, name: str, labels: Labels, by: int = 1) -> None:
+        self._counts[name, _text(labels)] += by
+
+    def _observe(self, name: str, seconds: float, labels: Labels) -> None:
+        self._histograms.setdefault((name, _text(labels)), Histogram()).observe(float(seconds))
+
+
+def _text(labels: Labels) -> str:
+    return ",".join(f'{name}="{value}"' for name, value in labels.items())

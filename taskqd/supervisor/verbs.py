@@ -50,9 +50,10 @@ class Verbs:
         """Change this group from now on."""
         self._monitor, self._reloader = monitor, Reloader(monitor, self._around)
         board.change = lambda: self._line.current
+        self._line.on_end = lambda verb, code: monitor.watch.tally.reloaded(code) if verb == "reload" else None
         monitor.on_stop = self._stop
-        monitor.watch.in_change = lambda: bool(self._line.current)
-        monitor.watch.succeed = self._succeed
+        monitor.watch.renewal.in_change = lambda: bool(self._line.current)
+        monitor.watch.renewal.succeed = self._succeed
         if self._hung_up_early:
             self.hang_up()
 

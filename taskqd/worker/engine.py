@@ -73,6 +73,7 @@ class Engine:
         self._sql = load("worker", schema)
         self._dispatch_pool = dispatch_pool
         self._worker_pool = worker_pool
+        self.pools = (dispatch_pool, worker_pool)
         self.isolated = False
         """True while the database has not answered for so long that running jobs were stopped."""
         self._quiet = False

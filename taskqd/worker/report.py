@@ -56,6 +56,8 @@ def beat(engine: Engine | None, phase: str, slots: int, worker_id: UUID) -> dict
         "oldest_ms": _oldest(engine),
         "done": engine.completer.succeeded,
         "failed": engine.completer.failed,
+        "pool_in_use": sum(pool.in_use for pool in engine.pools),
+        "pool_size": sum(pool.size for pool in engine.pools),
         **engine.credentials.beat(),
     }
 

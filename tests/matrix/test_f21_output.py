@@ -96,7 +96,7 @@ def talked(g: Group) -> dict[str, Any]:
 def dropped(g: Group) -> int:
     """How many lines the supervisor says it lost."""
     text = g.ask("/metrics")[1]["text"]
-    (line,) = [line for line in text.splitlines() if line.startswith("taskqd_log_lines_dropped_total ")]
+    (line,) = [line for line in text.splitlines() if line.startswith("taskqd_log_dropped_total ")]
     return int(line.split()[1])
 
 

@@ -1,7 +1,7 @@
 """Run a real supervisor on a real file, with stand-ins for its children.
 
 ``python group_of_standins.py FILE NAME=MODE,MODE…``: what each kind of child does. Prints the imported
-modules at the end.
+modules at the end. ``STANDIN_CGROUP`` is a directory with the files of a control group.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from taskqd.domain.errors import TaskQError
-from taskqd.supervisor import memory, watch
+from taskqd.supervisor import cgroup, renewal
+from taskqd.supervisor.cgroup import Cgroup
 from taskqd.supervisor.group import run_group
 from taskqd.supervisor.plan import ChildSpec, Plan
 from taskqd.supervisor.spawn import child_command
@@ -25,11 +26,11 @@ STANDIN = str(Path(__file__).with_name("standin.py"))
 
 
 def sample_often() -> None:
-    watch.SAMPLE_INTERVAL = 0.2
+    renewal.SAMPLE_INTERVAL = 0.2
 
 
 def count_in_file() -> None:
-    memory._counter_files = lambda: iter(["memory.events"])  # type: ignore[assignment]
+    Cgroup.oom_kills = lambda _self: cgroup._field("memory.events", "oom_kill")  # type: ignore[method-assign]
 
 
 def be_stale_soon() -> None:
@@ -64,12 +65,24 @@ def main() -> int:
         return [sys.executable, "-P", STANDIN, *wanted]
 
     try:
-        return asyncio.run(run_group(file, command=command, zygote=lambda _: [sys.executable, "-P", ZYGOTE, *words]))
+        return asyncio.run(
+            run_group(
+                file,
+                command=command,
+                zygote=lambda _: [sys.executable, "-P", ZYGOTE, *words],
+                cgroup=_cgroup(os.environ.get("STANDIN_CGROUP")),
+            )
+        )
     except TaskQError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     finally:
         print("modules:", *sorted(sys.modules))
+
+
+def _cgroup(directory: str | None) -> Cgroup | None:
+    """The control group that a test has written."""
+    return None if directory is None else Cgroup(f"{directory}/fs", f"{directory}/own")
 
 
 if __name__ == "__main__":

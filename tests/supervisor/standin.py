@@ -100,6 +100,8 @@ class StandIn:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, lambda: print("sigterm", flush=True))
         await link.start(self.beat, self.drain, self.be_quiet)
+        if self.has("lazy"):
+            await asyncio.sleep(0.7)  # so that somebody sees it start
         if self.has("never-ready"):
             await self.ended.wait()
         if self.has("slow-boot"):

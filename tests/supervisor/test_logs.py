@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -154,15 +155,15 @@ def test_real_workers_are_captured_however_they_are_made(
     assert command.wait() == 0, command.stderr
 
 
-def test_on_a_terminal_lines_are_captured_with_names_in_colour(group: StartGroup, short_dir: Path) -> None:
-    g = group()
+def test_on_a_terminal_lines_are_captured_and_progress_stands_below_them(group: StartGroup, short_dir: Path) -> None:
+    g = group(modes={"io": "lazy"}, tables={"[workers]": "replicas = 3"})
     g.wait_for("ready")
     assert g.stop() == 0
     master, slave = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-P", str(RUNNER), str(g.directory / "group.toml")],
+        [sys.executable, "-P", str(RUNNER), str(g.directory / "group.toml"), "io=lazy"],
         cwd=g.directory,
-        env=g._env,
+        env={**g._env, "TERM": "xterm"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=slave,
@@ -171,10 +172,18 @@ def test_on_a_terminal_lines_are_captured_with_names_in_colour(group: StartGroup
     os.close(slave)
     try:
         seen = b""
-        while b"| \x1b[0mready" not in seen:
+        while seen.count(b"| \x1b[0mready") < 3:
             seen += os.read(master, 65536)
         process.terminate()
+        with contextlib.suppress(OSError):  # nobody holds the other end any more
+            while part := os.read(master, 65536):
+                seen += part
         assert process.wait(30) == 0
+        assert b"starting " in seen
+        assert b"0/3 ready" in seen
+        assert b"stopping " in seen
+        left = [line.rpartition(b"\r\x1b[K")[2] for line in seen.split(b"\n")]
+        assert not [line for line in left if b"starting " in line or b"stopping " in line], "nothing of it stays"
     finally:
         process.kill()
         process.wait(10)

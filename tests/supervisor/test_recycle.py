@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskqd.supervisor.memory import OomCounter, private_bytes
+from taskqd.supervisor.cgroup import Cgroup
+from taskqd.supervisor.memory import OomCounter, held_by
 from taskqd.supervisor.recycle import JITTER, NO_LIMITS, RecycleLimits, overdue
 from tests.supervisor.conftest import Group, StartGroup
 from tests.support import wait_until
@@ -51,41 +52,39 @@ def test_nothing_is_recycled_before_it_did_anything() -> None:
 
 
 def test_private_memory_counts_what_ends_with_the_process() -> None:
-    before = private_bytes(os.getpid())
+    before = held_by(os.getpid())
     assert before is not None
     hoard = bytearray(b"x") * (64 * MB)
-    after = private_bytes(os.getpid())
+    after = held_by(os.getpid())
     assert after is not None
-    assert after - before > 60 * MB
+    assert after.private - before.private > 60 * MB
+    assert after.dirty - before.dirty > 60 * MB
     del hoard
 
 
 def test_no_process_no_memory() -> None:
-    assert private_bytes(2**22 + 1) is None
+    assert held_by(2**22 + 1) is None
 
 
-@pytest.mark.parametrize("layout", ["low 0\nhigh 0\nmax 3\noom 1\noom_kill {}\n", "under_oom 0\noom_kill {}\n"])
-def test_each_kill_of_the_kernel_is_blamed_on_one_process(tmp_path: Path, layout: str) -> None:
-    file = tmp_path / "memory.events"
-    file.write_text(layout.format(5))
-    counter = OomCounter([str(tmp_path / "missing"), str(file)])
+def test_each_kill_of_the_kernel_is_blamed_on_one_process() -> None:
+    kills: list[int | None] = [5]
+    counter = OomCounter(lambda: kills[-1])
     assert not counter.take(), "what was before is nobody's"
-    file.write_text(layout.format(7))
+    kills.append(7)
     assert [counter.take(), counter.take(), counter.take()] == [True, True, False]
 
 
-def test_a_kill_of_something_else_is_forgotten_in_time(tmp_path: Path) -> None:
-    file = tmp_path / "memory.events"
-    file.write_text("oom_kill 0\n")
-    counter = OomCounter([str(file)])
-    file.write_text("oom_kill 1\n")
+def test_a_kill_of_something_else_is_forgotten_in_time() -> None:
+    kills = [0]
+    counter = OomCounter(lambda: kills[-1])
+    kills.append(1)
     counter.forget()
     counter.forget()
     assert not counter.take()
 
 
 def test_without_control_groups_nobody_is_blamed(tmp_path: Path) -> None:
-    counter = OomCounter([str(tmp_path / "missing")])
+    counter = OomCounter(Cgroup(str(tmp_path), str(tmp_path / "missing")).oom_kills)
     counter.forget()
     assert not counter.take()
 

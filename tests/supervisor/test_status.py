@@ -25,6 +25,7 @@ from taskqd.supervisor.tally import BOUNDS, Tally
 from tests.supervisor.conftest import Group, StartGroup
 from tests.support import Command, child_environment, taskqd_argv, wait_until
 
+RESULTS = ("done", "refused", "failed")
 QUICK = "stable_after = 0\nbackoff_initial = 0.05\nburst_limit = 0"
 
 
@@ -55,9 +56,21 @@ def test_one_screen_shows_who_runs_and_how(group: StartGroup) -> None:
     assert top.startswith("2/2 ready · group group · budget ")
     assert " · stop budget 6 s (platform 10) · " in top
     assert " · up " in top
-    columns = ("PROCESS", "STATE", "SINCE", "PID", "RESTARTS", "LAST EXIT", "BEAT", "LAG", "JOBS", "OLDEST", "MEMORY")
+    columns = (
+        "PROCESS",
+        "STATE",
+        "SINCE",
+        "PID",
+        "GEN",
+        "RESTARTS",
+        "LAST EXIT",
+        "BEAT",
+        "LAG",
+        "JOBS",
+        "OLDEST",
+        "POOL",
+    )
     assert [head.find(column) for column in columns] == sorted(head.find(column) for column in columns)
-    assert head.endswith("QUEUES")
     assert [row.split()[:2] for row in rows] == [["io.0", "ready"], ["io.1", "ready"]]
     assert sum("crash: ended by SIGKILL" in row for row in rows) == 1
     assert all(row.endswith("mail,io") for row in rows)
@@ -174,7 +187,8 @@ def test_who_comes_or_goes_stands_below_and_a_change_is_named() -> None:
         "degraded": False,
         "last_exit": None,
         "beat_age_s": 0.5,
-        "beat": {"inflight": 2, "slots": 8, "lag_ms": 1.0, "oldest_ms": 1500},
+        "beat": {"inflight": 2, "slots": 8, "lag_ms": 1.0, "oldest_ms": 1500, "pool_in_use": 3, "pool_size": 16},
+        "generation": 2,
         "private_bytes": 12 * 1024**2,
         "queues": ["default", "mail"],
         "credentials_age_s": 200.0,
@@ -184,10 +198,13 @@ def test_who_comes_or_goes_stands_below_and_a_change_is_named() -> None:
     status = {"phase": "running", "group": "g", "children": [child], "coming_or_going": [leaver], "change": "restart"}
     lines = screen(status, 200).splitlines()
     assert lines[0] == "1/1 ready · group g · credentials fresh 3m · restart under way"
-    assert lines[-2].split() == ["io.0", "ready", "1.0s", "7", "0", "0.5s", "1ms", "2/8", "1.5s", "12M", "default,mail"]
+    row = "io.0 ready 1.0s 7 2 0 0.5s 1ms 2/8 1.5s 3/16 12M 200s default,mail"
+    assert " ".join(lines[-2].split()) == row.replace("200s", span(200.0))
     assert lines[-1].split()[:3] == ["↳", "io.0", "draining"]
     child["credentials_stale"] = "pool: refused"
     assert "credentials stale" in screen(status, 200)
+    status |= {"memory": {"used": 1800 * 1024**2, "limit": 2048 * 1024**2}, "cpu_throttled": 0.42}
+    assert " · memory 1800/2048M · without processor 42 % of the time · " in screen(status, 200)
 
 
 # -- dump -----------------------------------------------------------------------------------------
@@ -293,14 +310,30 @@ def test_the_supervisors_counts_are_valid_and_add_up() -> None:
     tally = Tally()
     for seconds in (0.01, 0.3, 100.0):
         tally.told("io", 0, "ready", {"boot_s": seconds})
+    tally.told("io", 0, "kill", {"signal": "SIGABRT", "cause": "stall"})
     tally.told("io", 0, "child-exit", {"class": "oom"})
     tally.told("io", 0, "child-exit", {"class": "oom"})
-    tally.told("io", 1, "stalled", {})
+    tally.told("io", 1, "verdict", {"verdict": "blocked: its event loop"})
+    tally.told("io", 1, "recovered", {"judged": True})
+    tally.told("io", 1, "recovered", {"judged": False})
     tally.told("io", 1, "something else", {})
+    for outcome, inflight in (("well", 3), ("killed", 2), ("killed", 0)):
+        tally.told("io", 0, "child-exit", {"drain_s": 2.0, "drained": outcome}, inflight=inflight)
+    for code in (0, 0, 78, 69):
+        tally.reloaded(code)
     found = parse("\n".join(tally.lines()) + "\n")
     exits = frozenset({"name": "io", "index": "0", "class": "oom"}.items())
     assert found["taskqd_child_exits_total", exits] == 2
-    assert found["taskqd_child_stalls_total", frozenset({"name": "io", "index": "1"}.items())] == 1
+    for kind in ("blocked", "brief"):
+        stall = frozenset({"name": "io", "index": "1", "kind": kind}.items())
+        assert found["taskqd_child_stalls_total", stall] == 1
+    assert found["taskqd_jobs_killed_at_shutdown_total", frozenset({("name", "io")})] == 2
+    drained = frozenset({"name": "io", "outcome": "killed"}.items())
+    assert found["taskqd_drain_seconds_count", drained] == 2
+    results = [
+        found["taskqd_reload_total", frozenset({("result", result)})] for result in ("done", "refused", "failed")
+    ]
+    assert results == [2, 1, 1]
     bucket = "taskqd_child_boot_seconds_bucket"
     counts = [found[bucket, frozenset({"name": "io", "le": str(bound)}.items())] for bound in (*BOUNDS, "+Inf")]
     assert counts == sorted(counts)
@@ -361,4 +394,5 @@ def test_restarts_and_starts_are_counted_in_a_real_group(group: StartGroup) -> N
     crash = frozenset({"name": "io", "index": "0", "class": "crash"}.items())
     assert found["taskqd_child_exits_total", crash] == 1
     assert found["taskqd_child_boot_seconds_count", frozenset({("name", "io")})] == 2
-    assert found["taskqd_child_restarts_total", frozenset({"name": "io", "index": "0"}.items())] == 1
+    assert found["taskqd_child_restarts_total", frozenset({"name": "io", "index": "0", "reason": "crash"}.items())] == 1
+    assert found["taskqd_child_ready_seconds_since_crash_count", frozenset({("name", "io")})] == 1

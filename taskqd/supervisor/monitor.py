@@ -96,6 +96,8 @@ class Monitor:
         """Told why the group is asked to stop, before anything is stopped."""
         cgroup = cgroup or Cgroup()
         self.watch = Watch(lambda: self._plan, lambda: self._children, self._apply, journal, cgroup)
+        for child in self._children:
+            self.watch.tally.expect(child.spec.name, child.index)
         self._stops = StopRequests(lambda: self._plan, self._children, self._apply, board, journal)
         self._progress = Progress(board, journal, on=capture and journal.human)
         self._starter = Starter(
@@ -200,6 +202,7 @@ class Monitor:
         """Start a process on trial: it has no place yet, and is not started again when it ends."""
         child = Child(spec, index, spec.timing, self._apply, generation=self.generation)
         self.roster.admit(child)
+        self.watch.tally.expect(spec.name, index)
         self._apply(child, Start(trial=True))
         return child
 

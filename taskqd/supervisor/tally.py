@@ -46,12 +46,24 @@ _BACK = "taskqd_child_ready_seconds_since_crash"
 _DRAIN = "taskqd_drain_seconds"
 _GAP = "taskqd_supervisor_tick_gap_seconds"
 
+_RESULTS: dict[int | None, str] = {0: "done", 1: "aborted", 78: "refused", None: "failed"}
+
 _HISTOGRAMS = {
     _BOOT: "Seconds from the start of a process until it was ready.",
     _BACK: "Seconds from a crash until a process stood ready in that place again.",
     _DRAIN: "Seconds from asking a process to end until it had, and what came of it.",
     _GAP: "Seconds between two rounds of the supervisor; half a second when it has nothing to do.",
 }
+
+
+_FROM_ZERO: tuple[tuple[str, Labels], ...] = (
+    (_EXITS, {"class": "crash"}),
+    (_EXITS, {"class": "oom"}),
+    (_RESTARTS, {"reason": "crash"}),
+    (_RECYCLES, {}),
+    (_KILLS, {"signal": "SIGABRT", "why": "stall"}),
+    (_KILLS, {"signal": "SIGKILL", "why": "drain"}),
+)
 
 
 class Histogram:
@@ -83,6 +95,15 @@ class Tally:
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
         self._histograms: dict[tuple[str, str], Histogram] = {}
+        for result in _RESULTS.values():
+            self._count(_RELOADS, {"result": result}, 0)
+
+    def expect(self, child: str, index: int) -> None:
+        """Begin at 0 what alerts look at: of a counter that appears with its first event nobody sees it rise."""
+        place = {"name": child, "index": index}
+        for name, labels in _FROM_ZERO:
+            self._count(name, {**place, **labels}, 0)
+        self._count(_LOST_JOBS, {"name": child}, 0)
 
     def told(self, child: str, index: int, event: str, fields: Mapping[str, Any], *, inflight: int = 0) -> None:
         """Count one event of process ``index`` of those called ``child``, which ran ``inflight`` jobs."""
@@ -103,8 +124,7 @@ class Tally:
 
     def reloaded(self, exit_code: int) -> None:
         """Count a reload that ended with ``exit_code``."""
-        result = {0: "done", 1: "aborted", 78: "refused"}.get(exit_code, "failed")
-        self._count(_RELOADS, {"result": result})
+        self._count(_RELOADS, {"result": _RESULTS.get(exit_code, _RESULTS[None])})
 
     def round(self, gap: float) -> None:
         """Count a round of the supervisor, ``gap`` seconds after the one before."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,11 +21,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from taskqd.cli.explain import explain_exit, read_code
 from taskqd.cli.status import screen, span
 from taskqd.domain.exit_codes import ExitCode
+from taskqd.supervisor.board import Board
+from taskqd.supervisor.child import Child
 from taskqd.supervisor.exits import ExitClass
+from taskqd.supervisor.exposition import own_series
+from taskqd.supervisor.memory import Held
+from taskqd.supervisor.plan import ChildSpec
 from taskqd.supervisor.scrape import merge
+from taskqd.supervisor.slot import State, Timing
 from taskqd.supervisor.tally import BOUNDS, Tally
 from tests.supervisor.conftest import Group, StartGroup
-from tests.support import Command, child_environment, taskqd_argv, wait_until
+from tests.support import REPOSITORY, Command, child_environment, taskqd_argv, wait_until
 
 RESULTS = ("done", "refused", "failed")
 QUICK = "stable_after = 0\nbackoff_initial = 0.05\nburst_limit = 0"
@@ -359,6 +367,7 @@ def test_one_scrape_holds_the_group_and_its_processes(
         index = frozenset({"name": "io", "index": worker[-1]}.items())
         assert found["taskqd_child_up", index] == 1
     assert ("taskq_scheduler_jobs_reaped_total", frozenset({("worker", "scheduler.0")})) in found
+    alerts_can_be_seen(found)
     assert found["taskqd_group_ready", frozenset()] == 1
     ready = [json.loads(line) for line in command.stderr.splitlines() if '"event": "ready"' in line]
     pid = next(int(event["pid"]) for event in ready if event["child"] == "io.0")
@@ -370,6 +379,61 @@ def test_one_scrape_holds_the_group_and_its_processes(
     os.kill(pid, signal.SIGCONT)
     command.process.terminate()
     assert command.wait() == 0, command.stderr
+
+
+def alerts_can_be_seen(found: dict[tuple[str, frozenset[tuple[str, str]]], float]) -> None:
+    """Every series that a shipped alert looks at is in a scrape, from the first on, or is only sometimes known."""
+    rules = yaml.safe_load((REPOSITORY / "config" / "alerts.yml").read_text())["groups"][0]["rules"]
+    assert len({rule["alert"] for rule in rules}) == len(rules) >= 6
+    for rule in rules:
+        assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+        assert set(rule["annotations"]) == {"summary", "description"}
+        looked_at = re.findall(r"\b(taskqd_\w+)(?:\{([^}]*)\})?", rule["expr"])
+        assert looked_at, rule
+        for name, matchers in looked_at:
+            wanted = set(re.findall(r'(\w+)="([^"]*)"', matchers))
+            some = [labels for of, labels in found if of == name and wanted <= labels]
+            assert some or name == "taskqd_child_credentials_ttl_seconds", f"{name}{wanted} is in no scrape"
+
+
+LISTED = """
+    child_state child_restarts_total child_boot_seconds child_ready_seconds_since_crash child_beat_age_seconds
+    child_loop_lag_seconds child_claim_age_seconds child_private_bytes child_stalls_total child_kills_total
+    drain_seconds jobs_killed_at_shutdown_total reload_total child_credentials_age_seconds child_degraded
+    child_credentials_ttl_seconds connections_budget supervisor_tick_gap_seconds unknown_reaped_total
+    log_dropped_total generation build_info
+"""
+
+
+def test_every_series_is_there_is_valid_and_has_bounded_labels() -> None:
+    board = Board("group")
+    board.phase, board.budget = "running", {"required": 24, "available": 97}
+    child = Child(ChildSpec("io", "worker", ()), 0, Timing(), lambda *_: None)
+    child.beat = {"lag_ms": 2, "inflight": 1, "slots": 8, "credential_age_s": 5.0, "credential_ttl_s": 900.0}
+    child.beat |= {"pool_in_use": True, "pool_size": "many"}
+    child.beat_at, child.held = time.monotonic(), Held(5, 3)
+    board.children, board.claim_age = [child], lambda _child, _now: 1.5
+    tally = board.tally
+    tally.expect("io", 0)
+    for event, fields in (
+        ("ready", {"boot_s": 0.1, "after_crash_s": 0.2}),
+        ("verdict", {"verdict": "blocked: x"}),
+        ("child-exit", {"drain_s": 1.0, "drained": "well"}),
+    ):
+        tally.told("io", 0, event, fields)
+    tally.round(0.5)
+    text = own_series(board, time.monotonic())
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    for name in LISTED.split():
+        family = families[f"taskqd_{name}".removesuffix("_total")]
+        assert family.documentation
+        labels = {label for sample in family.samples for label in sample.labels}
+        assert labels <= {
+            "name", "index", "state", "reason", "kind", "signal", "why", "outcome", "result", "version", "python", "le"
+        }  # fmt: skip
+    states = {sample.labels["state"]: sample.value for sample in families["taskqd_child_state"].samples}
+    assert states == {str(state): float(state is State.DOWN) for state in State}
+    assert "taskqd_child_pool_size" not in families, "what a broken process says is left out"
 
 
 def scrape(path: Path) -> str:

@@ -58,7 +58,7 @@ def worker_sessions(
     """
     slot = slot_pool_size(max_concurrency, per_slot)
     return (
-        Sessions("dispatch", False, dispatcher_pool_size, min(2, dispatcher_pool_size)),
+        Sessions("dispatch", False, dispatcher_pool_size, 1),
         Sessions("heartbeat", False, heartbeat_pool_size, 1),
         Sessions("notify", False, 1, int(listens)),
         Sessions("election", False, DEDICATED - 1, 0),

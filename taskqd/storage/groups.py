@@ -21,6 +21,8 @@ RENEW_INTERVAL = 30.0
 """Seconds between renewals."""
 LOCK_TIMEOUT = 10.0
 """Seconds to wait for another group that declares."""
+_FIRST_LOOK = 1.0
+"""Seconds after a start: it need not open a session of its own while there is more to do."""
 _WORTH_WHILE = 0.8 * RENEW_INTERVAL
 _STATEMENT_TIMEOUT = 10.0
 _WITHDRAW_TIMEOUT = 1.0
@@ -59,6 +61,7 @@ class GroupRow:
         self._pool = pool
         self._sql = load("limits", schema)
         self._key = (group, socket.gethostname())
+        self._waited = False
         self.loop = BackgroundLoop("group-row", self._renew, cadence=RENEW_INTERVAL, on_failure=on_failure)
 
     async def withdraw(self) -> None:
@@ -67,7 +70,11 @@ class GroupRow:
         async with asyncio.timeout(_WITHDRAW_TIMEOUT):
             await self._pool.execute(self._sql.withdraw_group, *self._key)
 
-    async def _renew(self) -> None:
+    async def _renew(self) -> float | None:
+        if not self._waited:
+            self._waited = True
+            return _FIRST_LOOK
         await self._pool.execute(
             self._sql.renew_group, *self._key, EXPIRES_AFTER, _WORTH_WHILE, timeout=_STATEMENT_TIMEOUT
         )
+        return None

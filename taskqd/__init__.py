@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from taskqd.client.batch import wait_for_batch as wait_for_batch
     from taskqd.client.control import CancelResult as CancelResult
     from taskqd.client.handle import JobHandle as JobHandle
+    from taskqd.client.rows import JobProgress as JobProgress
     from taskqd.client.taskq import TaskQ as TaskQ
     from taskqd.domain.errors import ActorDefinitionError as ActorDefinitionError
     from taskqd.domain.errors import BudgetExceededError as BudgetExceededError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from taskqd.domain.errors import MigrationLockTimeoutError as MigrationLockTimeoutError
     from taskqd.domain.errors import PayloadNotStorableError as PayloadNotStorableError
     from taskqd.domain.errors import PayloadValidationError as PayloadValidationError
+    from taskqd.domain.errors import ProgressTooLarge as ProgressTooLarge
     from taskqd.domain.errors import RegistryError as RegistryError
     from taskqd.domain.errors import ResultTooLarge as ResultTooLarge
     from taskqd.domain.errors import SchemaNotMigratedError as SchemaNotMigratedError
@@ -51,6 +53,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
     "taskqd.client.batch": ("EnqueueItem", "wait_for_batch"),
     "taskqd.client.control": ("CancelResult",),
     "taskqd.client.handle": ("JobHandle",),
+    "taskqd.client.rows": ("JobProgress",),
     "taskqd.client.taskq": ("TaskQ",),
     "taskqd.domain.errors": (
         "ActorDefinitionError",
@@ -68,6 +71,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "MigrationLockTimeoutError",
         "PayloadNotStorableError",
         "PayloadValidationError",
+        "ProgressTooLarge",
         "RegistryError",
         "ResultTooLarge",
         "SchemaNotMigratedError",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 from uuid import UUID
 
 from pydantic import BaseModel
 
+from taskqd.actors.progress import Progress, Reported
 from taskqd.domain.signals import CancelOrigin
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class JobContext(Generic[P]):
 
     __slots__ = (
         "_cancellation",
+        "_progress",
         "actor",
         "attempt",
         "batch_id",
@@ -114,6 +116,7 @@ class JobContext(Generic[P]):
         jobs: JobEnqueuer,
         log: structlog.stdlib.BoundLogger,
         cancellation: Cancellation,
+        progress: Callable[[], Progress],
     ) -> None:
         self.job_id = job_id
         """The job's id, the same over all attempts."""
@@ -136,6 +139,42 @@ class JobContext(Generic[P]):
         self.log = log
         """A structlog logger bound to this job."""
         self._cancellation = cancellation
+        self._progress = progress
+
+    def progress(
+        self,
+        *,
+        step: str | None = None,
+        percent: float | None = None,
+        detail: str | None = None,
+        data: Mapping[str, Any] | None = None,
+    ) -> Reported:
+        """Report how far the job has come; ``await`` it or not, and call it from a thread too.
+
+        ``step``
+            What it is doing now, up to 200 characters.
+        ``percent``
+            0 to 100.
+        ``detail``
+            More about it, up to 2,000 characters.
+        ``data``
+            A JSON object of your own: what the next attempt needs to go on from here.
+
+        A field that is left out keeps what was last reported. It returns at once: the latest is stored every
+        ``TASKQ_PROGRESS_COALESCE_INTERVAL`` (0.5 s) and before the attempt is settled. Raises ``ValueError`` for a
+        field out of its range, ``PayloadNotStorableError`` for data that JSON or Postgres cannot hold, and
+        ``ProgressTooLarge``; the progress stays as it was then.
+        """
+        self._progress().report(step, percent, detail, data)
+        return Reported()
+
+    @property
+    def progress_state(self) -> Mapping[str, Any]:
+        """What was last reported of this job, by an earlier attempt too: ``step``, ``percent``, ``detail``, ``data``.
+
+        Empty in the first attempt of a job. An interrupted job goes on from here.
+        """
+        return self._progress().state
 
     @property
     def cancel_event(self) -> asyncio.Event:

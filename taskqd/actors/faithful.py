@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import Secret, SecretBytes, SecretStr
 
+from taskqd.domain.errors import PayloadNotStorableError
+
+_SURROGATE = re.compile(r"\\ud[89a-f]")
 _NUL = "\\u0000"
 _MASK = "**********"
 _MARKS = ("null", "NaN", "Infinity", _MASK)
@@ -31,6 +34,28 @@ def holds_nul(text: str) -> bool:
             return True
         at = text.find(_NUL, at + 1)
     return False
+
+
+def encode_object(name: str, value: Mapping[str, Any]) -> str:
+    """Return the JSON text of a plain object. Raises ``PayloadNotStorableError`` for what Postgres cannot store of it;
+    ``name`` is what the message calls it."""
+    try:
+        text = json.dumps(dict(value), allow_nan=False)
+    except RecursionError:
+        raise PayloadNotStorableError(f"{name} is nested too deeply") from None
+    except (TypeError, ValueError) as error:
+        raise PayloadNotStorableError(f"{name} does not encode as JSON: {error}") from None
+    if holds_nul(text) or (_SURROGATE.search(text) and not _pairs(text)):
+        raise PayloadNotStorableError(f"{name} holds a NUL or a lone surrogate, which Postgres cannot store")
+    return text
+
+
+def _pairs(text: str) -> bool:
+    try:
+        json.dumps(json.loads(text), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def find_loss(text: str, dump: Callable[[], Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from uuid import UUID
 from pydantic import BaseModel
 
 from taskqd.actors.actor import ActorRef
-from taskqd.actors.faithful import holds_nul
+from taskqd.actors.faithful import encode_object
 from taskqd.actors.options import limit_problem, priority_problem, queue_problem
 from taskqd.client.unmigrated import explain_unmigrated
 from taskqd.domain.errors import IdempotencyKeyActorMismatchError, PayloadNotStorableError, SubEnqueueError
@@ -28,7 +27,6 @@ MAX_TAGS, MAX_TAG = 50, 100
 MAX_METADATA = 65_536
 _PAYLOAD = 3
 """Where a row of ours holds the payload."""
-_SURROGATE = re.compile(r"\\ud[89a-f]")
 KEY_RACES = 3
 """How often a key may be freed between our insert and our look at its holder before we give up."""
 
@@ -271,22 +269,7 @@ def _tags(tags: Sequence[str]) -> str | None:
 def _metadata(metadata: Mapping[str, Any] | None) -> str | None:
     if metadata is None:
         return None
-    try:
-        text = json.dumps(dict(metadata), allow_nan=False)
-    except RecursionError:
-        raise PayloadNotStorableError("metadata is nested too deeply") from None
-    except (TypeError, ValueError) as error:
-        raise PayloadNotStorableError(f"metadata does not encode as JSON: {error}") from None
-    if holds_nul(text) or (_SURROGATE.search(text) and not _pairs(text)):
-        raise PayloadNotStorableError("metadata holds a NUL or a lone surrogate, which Postgres cannot store")
+    text = encode_object("metadata", metadata)
     if len(text) > MAX_METADATA:
         raise PayloadNotStorableError(f"metadata is {len(text)} bytes, the limit is {MAX_METADATA}")
     return text
-
-
-def _pairs(text: str) -> bool:
-    try:
-        json.dumps(json.loads(text), ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import UUID
 
 from taskqd.actors.actor import ActorRef
 from taskqd.client.control import CancelResult
-from taskqd.client.rows import JobRow
+from taskqd.client.rows import JobProgress, JobRow
 from taskqd.domain.errors import JobFailed
 from taskqd.domain.status import TERMINAL, JobStatus
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 FIRST_POLL, SLOWEST_POLL = 0.02, 0.5
+FASTEST_STREAM, SLOWEST_STREAM = 0.05, 60.0
 
 
 class JobHandle(Generic[R]):
@@ -49,6 +51,27 @@ class JobHandle(Generic[R]):
     async def cancel(self, reason: str | None = None) -> CancelResult:
         """Cancel the job, as ``TaskQ.cancel`` does. Raises ``JobNotFoundError`` once it is pruned."""
         return await self._reader.control.cancel(self.job_id, reason, None)
+
+    async def progress(self) -> JobProgress:
+        """Return how far the job has come. Raises ``JobNotFoundError`` once it is pruned."""
+        return await self._reader.progress(self.job_id)
+
+    async def progress_stream(self, *, poll: float = 0.5) -> AsyncIterator[JobProgress]:
+        """Yield how far the job has come, now and whenever that or its status has changed; ends with the job.
+
+        Asks every ``poll`` seconds (0.05 to 60), so reports in between are one. Raises ``ValueError``, and
+        ``JobNotFoundError`` once the job is pruned.
+        """
+        if not FASTEST_STREAM <= poll <= SLOWEST_STREAM:
+            raise ValueError(f"poll = {poll} must be between {FASTEST_STREAM} and {SLOWEST_STREAM:g} seconds")
+        last = None
+        while last is None or not last.is_terminal:
+            now = await self.progress()
+            if now != last:
+                last = now
+                yield now
+            else:
+                await asyncio.sleep(poll)
 
     async def wait(self, timeout: float | None = None) -> R:
         """Wait until the job has ended and return its result.

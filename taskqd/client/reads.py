@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from taskqd.client.control import JobControl
-from taskqd.client.rows import JobRow
+from taskqd.client.rows import JobProgress, JobRow
 from taskqd.client.unmigrated import explain_unmigrated
 from taskqd.domain.errors import JobNotFoundError
 from taskqd.domain.status import JobStatus
@@ -45,6 +45,14 @@ class JobReader:
         if status is None:
             raise JobNotFoundError(job_id)
         return JobStatus(status)
+
+    async def progress(self, job_id: UUID) -> JobProgress:
+        """Return how far the job has come. Raises ``JobNotFoundError``."""
+        with explain_unmigrated(self._schema):
+            record = await self._pool.fetchrow(self._sql.job_progress, job_id)
+        if record is None:
+            raise JobNotFoundError(job_id)
+        return JobProgress.from_record(record)
 
     async def batch_counts(self, batch_id: UUID) -> dict[str, int]:
         """Return how many jobs of the batch are in each status; a status without jobs is left out."""

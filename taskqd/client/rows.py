@@ -48,6 +48,10 @@ class JobRow:
     error_class: str | None
     error_message: str | None
     error_traceback: str | None
+    progress_seq: int
+    """Rises with every report of the job's actors that was stored."""
+    progress_state: Any
+    """What the actors reported last: ``step``, ``percent``, ``detail``, ``data``; None when nothing was."""
     result_text: str | None
     """The result as stored, for decoding with the actor's own type."""
 
@@ -62,9 +66,29 @@ class JobRow:
         values = dict(record)
         values["status"] = JobStatus(values["status"])
         values["result_text"] = values["result"]
-        for column in ("payload", "result", "metadata"):
+        for column in ("payload", "result", "metadata", "progress_state"):
             values[column] = None if values[column] is None else _decoded(values[column])
         return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgress:
+    """How far a job has come: its status, and what its actors reported last; ``seq`` rises with every report."""
+
+    status: JobStatus
+    seq: int
+    state: Any
+
+    @property
+    def is_terminal(self) -> bool:
+        """True when the job has ended."""
+        return self.status in TERMINAL
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> JobProgress:
+        """Return the progress of a record of the statement ``job_progress``."""
+        state = record["progress_state"]
+        return cls(JobStatus(record["status"]), record["progress_seq"], None if state is None else _decoded(state))
 
 
 def _decoded(text: str) -> Any:

@@ -130,6 +130,14 @@ class ResultTooLarge(TaskQError):
         self.actor, self.size, self.limit = actor, size, limit
 
 
+class ProgressTooLarge(TaskQError):
+    """The encoded progress of a job exceeds ``TASKQ_PROGRESS_DATA_MAX_BYTES``; what it had reported before stays."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"the progress is {size} bytes, the limit is {limit} (TASKQ_PROGRESS_DATA_MAX_BYTES)")
+        self.size, self.limit = size, limit
+
+
 class JobFailed(TaskQError):
     """A waited-for job ended other than succeeded. ``row`` is the job's row."""
 

@@ -138,6 +138,10 @@ class Settings(BaseSettings):
         "The longest an attempt may run, for actors that set none. None: as long as it likes.",
     )
     result_max_bytes: v.Whole = _bytes(65_536, 1024, 1_048_576, "The largest encoded result.")
+    progress_coalesce_interval: v.Seconds = _seconds(
+        0.5, 0.1, 60, "Time between two writes of what actors report of their progress."
+    )
+    progress_data_max_bytes: v.Whole = _bytes(16_384, 1024, 1_048_576, "The largest encoded progress of a job.")
     exception_message_max_chars: v.Whole = _setting(
         2000, "Where a stored exception message is cut.", unit="characters", low=100, high=1_000_000
     )

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from taskqd.actors.actor import ActorRef
 from taskqd.actors.context import Cancellation
+from taskqd.actors.progress import Progress
 
 
 class Attempt:
@@ -27,6 +28,9 @@ class Attempt:
         "job_id",
         "number",
         "payload",
+        "progress",
+        "progress_seq",
+        "progress_stored",
         "queue",
         "ref",
         "scheduled_at",
@@ -45,6 +49,8 @@ class Attempt:
         scheduled_at: datetime,
         batch_id: UUID | None,
         start_to_close: float | None,
+        progress_stored: str | None,
+        progress_seq: int,
     ) -> None:
         self.job_id = job_id
         self.epoch = epoch
@@ -55,6 +61,10 @@ class Attempt:
         self.scheduled_at = scheduled_at
         self.batch_id = batch_id
         self.start_to_close = start_to_close
+        self.progress_stored = progress_stored
+        self.progress_seq = progress_seq
+        self.progress: Progress | None = None
+        """What its actor reports; None until it, or the actor, asks."""
         self.claimed_at = time.monotonic()
         self.started_at: float | None = None
         """When its handler began, by the monotonic clock; None until then."""

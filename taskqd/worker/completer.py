@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import asyncpg
@@ -13,7 +13,7 @@ import asyncpg
 from taskqd.domain.background import BackgroundLoop
 from taskqd.observe.logs import get_logger
 from taskqd.storage.statements import load
-from taskqd.worker.attempt import Leases
+from taskqd.worker.attempt import Attempt, Leases
 from taskqd.worker.outcome import Abandoned, Failed, Outcome, Released, Snoozed, Succeeded
 
 GROUP = 256
@@ -38,17 +38,26 @@ class Completer:
     the group is retried within 5 s; what still fails is left to its lease. What Postgres refuses to store is found by
     bisection and settles as failed with a diagnostic, so that every outcome can be written.
 
-    ``on_repended()`` is called when a settlement put a job straight back into its queue.
+    ``on_repended()`` is called when a settlement put a job straight back into its queue, ``before(attempts)`` before
+    attempts are settled.
     """
 
     def __init__(
-        self, pool: Any, schema: str, leases: Leases, *, command_timeout: float, on_repended: Callable[[], None]
+        self,
+        pool: Any,
+        schema: str,
+        leases: Leases,
+        *,
+        command_timeout: float,
+        on_repended: Callable[[], None],
+        before: Callable[[Sequence[Attempt]], Awaitable[None]],
     ) -> None:
         self._pool = pool
         self._sql = load("worker", schema)
         self._leases = leases
         self._command_timeout = command_timeout
         self._on_repended = on_repended
+        self._before = before
         self._waiting: deque[Outcome] = deque()
         self._stragglers: list[_Straggler] = []
         self._last_write = 0.0
@@ -108,6 +117,7 @@ class Completer:
         group = [self._waiting.popleft() for _ in range(min(GROUP, len(self._waiting)))]
         if len(self._waiting) < BACKLOG:
             self._room.set()
+        await self._before([outcome.attempt for outcome in group])
         by_kind: dict[type[Outcome], list[Outcome]] = {}
         for outcome in group:
             if outcome.attempt.disowned and not isinstance(outcome, Released):

@@ -22,6 +22,7 @@ from taskqd.observe.logs import get_logger
 from taskqd.worker.attempt import Attempt
 from taskqd.worker.completer import Completer
 from taskqd.worker.outcome import CANCELLED, SHUTDOWN, Failed, Outcome, Released, Snoozed, Succeeded
+from taskqd.worker.progress import ProgressWriter
 from taskqd.worker.slots import Slots
 
 YIELD_EVERY = 32
@@ -39,6 +40,7 @@ class Consumers:
         self,
         slots: Slots,
         completer: Completer,
+        progress: ProgressWriter,
         jobs: JobEnqueuer,
         *,
         worker_id: UUID,
@@ -50,6 +52,7 @@ class Consumers:
     ) -> None:
         self._slots = slots
         self._completer = completer
+        self._progress = progress
         self._jobs = jobs
         self._worker_id = worker_id
         self._default_start_to_close = default_start_to_close
@@ -286,6 +289,7 @@ class Consumers:
                 job_id=str(attempt.job_id), actor=attempt.ref.name, queue=attempt.queue, attempt=attempt.number
             ),
             cancellation=attempt.cancellation,
+            progress=partial(self._progress.open, attempt),
         )
 
 

@@ -40,6 +40,7 @@ from taskqd.worker.heartbeat import Heartbeat
 from taskqd.worker.idle import IdleWatch
 from taskqd.worker.outcome import ISOLATED, SHUTDOWN, UNSTARTED, Released
 from taskqd.worker.producer import Producer
+from taskqd.worker.progress import ProgressWriter
 from taskqd.worker.shutdown import TAIL, ShutdownPlan
 from taskqd.worker.slots import Slots
 from taskqd.worker.watchdog import trip
@@ -80,12 +81,21 @@ class Engine:
         self._draining = False
         self._leases = Leases()
         self.slots = Slots(settings.max_concurrency, self._room_made)
+        self._progress = ProgressWriter(
+            dispatch_pool,
+            schema,
+            interval=settings.progress_coalesce_interval,
+            size_limit=settings.progress_data_max_bytes,
+            command_timeout=settings.dispatcher_command_timeout,
+            on_failure=loop_failed,
+        )
         self.completer = Completer(
             dispatch_pool,
             schema,
             self._leases,
             command_timeout=settings.dispatcher_command_timeout,
             on_repended=self._woken,
+            before=self._progress.store_last,
         )
         self.producer = Producer(
             dispatch_pool,
@@ -111,6 +121,7 @@ class Engine:
         self.consumers = Consumers(
             self.slots,
             self.completer,
+            self._progress,
             Jobs(worker_pool, enqueuer, self._wake),
             worker_id=worker_id,
             default_start_to_close=settings.default_start_to_close,
@@ -242,6 +253,7 @@ class Engine:
         """Start every part, the producer last."""
         self.heartbeat.start()
         self._wake.start()
+        self._progress.loop.start()
         self.completer.loop.start()
         self.consumers.start()
         if self.listener is not None:
@@ -398,6 +410,7 @@ class Engine:
         self.heartbeat.stop()
         closes: list[Awaitable[Any]] = [
             self.producer.loop.stop(0.1),
+            self._progress.loop.stop(0.1),
             self._wake.close(),
             self.credentials.stop(0.5),
             self.group_row.loop.stop(0.1),

@@ -141,10 +141,8 @@ class Producer:
         if not records:
             return 0
         attempts = []
-        for job_id, epoch, actor, payload, number, route, priority, scheduled_at, batch_id, limit in records:
-            attempt = Attempt(
-                job_id, epoch, self._registry[actor], payload, number, route, scheduled_at, batch_id, limit
-            )
+        for job_id, epoch, actor, payload, number, route, priority, scheduled_at, *rest in records:
+            attempt = Attempt(job_id, epoch, self._registry[actor], payload, number, route, scheduled_at, *rest)
             attempts.append(attempt)
             self._leases.add(attempt)
             self._floors.advance((route, priority), (scheduled_at, job_id))

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from taskqd import CancelOrigin, JobContext
 from taskqd.actors.context import Cancellation
+from taskqd.actors.progress import Progress
 from taskqd.observe.logs import get_logger
 
 
@@ -31,6 +32,7 @@ def make(cancellation: Cancellation) -> JobContext[Item]:
         jobs=cast(Any, None),
         log=get_logger("test"),
         cancellation=cancellation,
+        progress=lambda: Progress(None, 0, 1000, lambda: None),
     )
 
 

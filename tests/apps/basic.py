@@ -325,6 +325,28 @@ async def cancels_itself(payload: Work) -> str:
     return "returned"
 
 
+@actor(name="reports", retry=AT_ONCE)
+async def reports(payload: Work, ctx: JobContext[Work]) -> str:
+    """Report ``times`` steps, fail once half-way, and go on from there."""
+    note("start", ctx, payload.key)
+    done = ctx.progress_state.get("data", {}).get("done", 0)
+    for number in range(done, payload.times):
+        if number == payload.times // 2 and ctx.attempt == 1:
+            raise RuntimeError("half-way")
+        await ctx.progress(step=f"step {number}", percent=100 * (number + 1) / payload.times, data={"done": number + 1})
+        await asyncio.sleep(payload.seconds)
+    return f"from {done}"
+
+
+@actor(name="reports_plain", retry=AT_ONCE)
+def reports_plain(payload: Work, ctx: JobContext[Work]) -> str:
+    """Report from a thread."""
+    note("start", ctx, payload.key)
+    for number in range(payload.times):
+        ctx.progress(detail=f"number {number}")
+    return "done"
+
+
 def classify(error: BaseException, attempt: int) -> RetryOverride | None:
     """Say what the payload's key asked for."""
     if str(error) == "broken":
@@ -356,6 +378,8 @@ async def classified(payload: Work, ctx: JobContext[Work]) -> str:
 
 actors = [
     classified,
+    reports,
+    reports_plain,
     succeed,
     plain,
     polite,

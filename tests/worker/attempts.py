@@ -26,6 +26,8 @@ def attempt_of(record: asyncpg.Record) -> Attempt:
         record["scheduled_at"],
         record["batch_id"],
         record["start_to_close"],
+        record["progress_state"],
+        record["progress_seq"],
     )
 
 
@@ -42,4 +44,6 @@ def make_attempt(actor: str = "succeed", payload: str = "{}", **fields: Any) -> 
         datetime.now(UTC),
         None,
         values["start_to_close"],
+        None,
+        0,
     )

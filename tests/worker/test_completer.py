@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,16 @@ class Harness:
         self.leases = Leases()
         self.repended = 0
         self.completer = Completer(
-            pool, jobs.schema, self.leases, command_timeout=command_timeout, on_repended=self._count
+            pool,
+            jobs.schema,
+            self.leases,
+            command_timeout=command_timeout,
+            on_repended=self._count,
+            before=self._before,
         )
+
+    async def _before(self, attempts: Sequence[Attempt]) -> None:
+        assert attempts
 
     def _count(self) -> None:
         self.repended += 1

@@ -16,6 +16,7 @@ from taskqd.domain.signals import CancelOrigin
 from taskqd.worker.attempt import Attempt
 from taskqd.worker.consumer import Consumers
 from taskqd.worker.outcome import Failed, Outcome, Released, Snoozed, Succeeded
+from taskqd.worker.progress import ProgressWriter
 from taskqd.worker.slots import Slots
 from tests.support import eventually
 from tests.worker.attempts import make_attempt
@@ -51,6 +52,9 @@ class Harness:
         self.consumers = Consumers(
             self.slots,
             completer,
+            ProgressWriter(
+                nothing, "s", interval=1, size_limit=1000, command_timeout=1, on_failure=lambda *failure: None
+            ),
             nothing,
             worker_id=new_uuid(),
             default_start_to_close=default_start_to_close,

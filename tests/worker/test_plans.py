@@ -62,6 +62,7 @@ CASES: dict[str, tuple[str, tuple[Any, ...], str]] = {
     "settle_released": ("worker", (*PAIRS, SECONDS, TEXTS), "jobs_pkey"),
     "settle_abandoned": ("worker", (*PAIRS, SECONDS), "jobs_pkey"),
     "cancelled": ("worker", (new_uuid(),), "jobs_cancel"),
+    "store_progress": ("worker", (*PAIRS, [1] * 256, ["{}"] * 256), "jobs_pkey"),
     "settle_state": ("worker", PAIRS, "jobs_pkey"),
     "promote": ("scheduler", (1000, FUTURE), "jobs_due"),
 }

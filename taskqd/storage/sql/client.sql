@@ -44,7 +44,8 @@ select {schema}.wake()
 select id, actor, queue, route, status::text as status, priority, attempt, max_attempts, epoch, interrupt_count,
     snooze_count, created_at, scheduled_at, claimed_at, started_at, finished_at, schedule_to_close, worker_id, batch_id,
     idempotency_scope, idempotency_key, payload::text as payload, result::text as result,
-    metadata::text as metadata, tags, error_class, error_message, error_traceback
+    metadata::text as metadata, tags, error_class, error_message, error_traceback,
+    progress_seq, progress_state::text as progress_state
 from {schema}.jobs where id = $1::uuid
 
 -- name: batch_jobs
@@ -52,7 +53,8 @@ from {schema}.jobs where id = $1::uuid
 select id, actor, queue, route, status::text as status, priority, attempt, max_attempts, epoch, interrupt_count,
     snooze_count, created_at, scheduled_at, claimed_at, started_at, finished_at, schedule_to_close, worker_id, batch_id,
     idempotency_scope, idempotency_key, payload::text as payload, result::text as result,
-    metadata::text as metadata, tags, error_class, error_message, error_traceback
+    metadata::text as metadata, tags, error_class, error_message, error_traceback,
+    progress_seq, progress_state::text as progress_state
 from {schema}.jobs where batch_id = $1::uuid and id > $2::uuid order by id limit $3::int
 
 -- name: cancel
@@ -123,6 +125,11 @@ from locked l
 -- name: job_status
 -- The status of one job. Primary key.
 select status::text from {schema}.jobs where id = $1::uuid
+
+-- name: job_progress
+-- How far one job has come. Primary key.
+select status::text as status, progress_seq, progress_state::text as progress_state
+from {schema}.jobs where id = $1::uuid
 
 -- name: batch_counts
 -- How many jobs of a batch are in each status. Serves from jobs_batch.

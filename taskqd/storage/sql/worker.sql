@@ -92,7 +92,8 @@ update {schema}.jobs j set
 from taken t
 where j.ctid = t.ctid
 returning j.id, j.epoch, j.actor, j.payload::text as payload, j.attempt, j.route, j.priority,
-    j.scheduled_at, j.batch_id, extract(epoch from j.start_to_close)::float8 as start_to_close
+    j.scheduled_at, j.batch_id, extract(epoch from j.start_to_close)::float8 as start_to_close,
+    j.progress_state::text as progress_state, j.progress_seq
 
 -- name: renew
 -- Extends the leases of (id, epoch) pairs that are near their end, and stamps the start of what began meanwhile. Rows
@@ -129,6 +130,19 @@ where worker_id = $1::uuid and cancel_requested_at is not null and status = 'run
 -- Records, before its task is cancelled, that an attempt ignored the request. Primary key.
 update {schema}.jobs set cancel_phase = 2
 where id = $1::uuid and epoch = $2::int and lock_expires_at is not null and cancel_requested_at is not null
+
+-- name: store_progress
+-- Stores what attempts report of their progress. Rows that somebody holds locked are left for the next time. Primary
+-- key of jobs; touches no indexed column, so it stays HOT.
+with given as materialized (
+    select * from unnest($1::uuid[], $2::int[], $3::int[], $4::text[]) as g(id, epoch, seq, state)
+), locked as materialized (
+    select g.* from given g join {schema}.jobs j on j.id = any(array[g.id])
+    where j.epoch = g.epoch and j.lock_expires_at is not null
+    for no key update of j skip locked
+)
+update {schema}.jobs j set progress_state = l.state::jsonb, progress_seq = l.seq
+from locked l where j.id = any(array[l.id])
 
 -- name: settle_succeeded
 -- Ends attempts well. Answers the ids it applied to; the caller asks `settle_state` about the rest. Primary key of

@@ -175,8 +175,6 @@ async def test_the_budget_of_several_supervisors_beside_their_neighbours(
     assert [group["name"] for group in ten["limits"]["groups"]] == ["big"]
     code, many = await asyncio.to_thread(budget, g.directory, child_env, "--fleet", "12")
     assert (code, many["verdict"]) == (75, "crowded")
-    code, most = await asyncio.to_thread(budget, g.directory, child_env, "--fleet", "13")
-    assert (code, most["verdict"]) == (78, "never fits")
     assert g.stop() == 0
 
 

@@ -27,7 +27,8 @@ _FOLLOWS = {
 _OURS = {
     signal.SIGABRT: "The supervisor sends it to a process that hangs, so that it shows its stacks before it ends.",
     signal.SIGKILL: "The supervisor sends it when a deadline has passed, and the kernel when memory runs out: the "
-    "event 'child-exit' says which. It is also how a process ends whose supervisor has gone.",
+    "event 'child-exit' says which; its class is hung for the one, and oom for the other, where the control group has "
+    "counted a kill for want of memory. It is also how a process ends whose supervisor has gone.",
     signal.SIGTERM: "A request to end that came while the process could not handle it: before it was up, or after it "
     "had stopped.",
 }

@@ -16,7 +16,13 @@ from taskqd.supervisor.slot import State
 from taskqd.supervisor.stopping import deadlines
 
 RELIEF_PAUSE = 30.0
-"""Seconds that a successor has, once it is up, to show what was won before the next process is taken for memory."""
+"""Seconds that a successor has, once it is up, to show what was won before the next process is taken for memory.
+
+Twice as many each time that it did not help for as long.
+"""
+
+LONGEST_PAUSE = 3600.0
+"""The most that these become: a group that needs more memory than it has is not worn down."""
 
 LEAST_RELIEF = 0.05
 """The share of the memory limit that a process must hold by itself, so that its end is worth its jobs' trouble."""
@@ -57,6 +63,7 @@ class Renewal:
         self._notes: dict[int, _Note] = {}
         self._leaving: Child | None = None
         self._relief_at = 0.0
+        self._relief_pause = RELIEF_PAUSE
         self.in_change: Callable[[], bool] = bool
         """True while somebody else starts and ends processes."""
         self.succeed: Callable[[Child, str], bool] = _no_room
@@ -97,7 +104,8 @@ class Renewal:
         if leaving in children and leaving.slot.state not in _REPLACED and not leaving.slot.degraded:
             return True
         self._leaving = None
-        self._relief_at = max(self._relief_at, now + RELIEF_PAUSE)
+        self._relief_at = now + self._relief_pause
+        self._relief_pause = min(2 * self._relief_pause, LONGEST_PAUSE)
         return False
 
     def _replace_one(self, children: Sequence[Child], now: float) -> None:
@@ -107,8 +115,12 @@ class Renewal:
                 self._replace(child, why, now)
                 return
         want = self._machine.want_of_memory()
-        if want and now >= self._relief_at:
+        if now < self._relief_at:
+            return
+        if want:
             self._relieve(children, want, now)
+        else:
+            self._relief_pause = RELIEF_PAUSE
 
     def _replace(self, child: Child, why: str, now: float) -> None:
         """Let a successor start first where there is room for both; else the process ends, and is followed."""
@@ -126,7 +138,6 @@ class Renewal:
         dirty, largest = max(holders, key=lambda holder: holder[0], default=(0, None))
         if largest is None or dirty < LEAST_RELIEF * limit:
             return
-        self._relief_at = now + RELIEF_PAUSE
         self._drain(largest, f"{want}, and it the most of them, {dirty / 1024**2:.0f} MB", now)
 
     def _drain(self, child: Child, why: str, now: float) -> None:

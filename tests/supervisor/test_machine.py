@@ -334,9 +334,20 @@ def test_for_want_of_memory_the_one_that_holds_most_goes_and_one_at_a_time(
     bench.children[1].slot = bench.children[1].slot.enter(State.READY, 100, None, ready_at=100)
     assert round_at(103) == [], "its successor may show first what was won"
     assert round_at(106 + RELIEF_PAUSE) == ["io.1"]
-    bench.children[1].slot = bench.children[1].slot.enter(State.READY, 140, None, ready_at=140)
+
+    # It has not helped: the next one has twice the time. It has helped: all is as at first.
+    back = 150.0
+    bench.children[1].slot = bench.children[1].slot.enter(State.READY, back, None, ready_at=back)
+    assert round_at(back) == []
+    assert round_at(back + RELIEF_PAUSE + 5) == []
     fake.fill(used=500 * MB, limit=1000 * MB)
-    assert round_at(300) == []
+    assert round_at(back + 2 * RELIEF_PAUSE + 5) == []
+    fake.fill(used=950 * MB, limit=1000 * MB)
+    assert round_at(back + 2 * RELIEF_PAUSE + 10) == ["io.1"]
+    back = 300.0
+    bench.children[1].slot = bench.children[1].slot.enter(State.READY, back, None, ready_at=back)
+    assert round_at(back) == []
+    assert round_at(back + RELIEF_PAUSE + 5) == ["io.1"]
 
 
 def test_nobody_goes_whose_end_would_win_nothing(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -15,14 +14,11 @@ from taskqd.actors.registry import Registry
 from taskqd.client.enqueue import Enqueuer
 from taskqd.client.jobs import Jobs
 from taskqd.client.wake import WakeSender
-from taskqd.domain.budget import worker_pool_size
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.domain.leases import lease_threshold
 from taskqd.domain.signals import CancelOrigin
 from taskqd.observe.logs import get_logger
 from taskqd.settings import Settings
-from taskqd.storage.boot import boot_pool
-from taskqd.storage.connect import create_pool
 from taskqd.storage.credentials import Credential, login_of
 from taskqd.storage.groups import GroupRow
 from taskqd.storage.listener import Listener
@@ -34,19 +30,18 @@ from taskqd.storage.swap import SwapPool
 from taskqd.storage.turn import Turn
 from taskqd.worker.attempt import Attempt, Leases
 from taskqd.worker.cancel import CancelLadder
+from taskqd.worker.closing import all_within
 from taskqd.worker.completer import Completer
 from taskqd.worker.consumer import Consumers
 from taskqd.worker.heartbeat import Heartbeat
 from taskqd.worker.idle import IdleWatch
 from taskqd.worker.outcome import ISOLATED, SHUTDOWN, UNSTARTED, Released
+from taskqd.worker.pools import open_pools
 from taskqd.worker.producer import Producer
 from taskqd.worker.progress import ProgressWriter
 from taskqd.worker.shutdown import TAIL, ShutdownPlan
 from taskqd.worker.slots import Slots
 from taskqd.worker.watchdog import trip
-
-WORKER_COMMAND_TIMEOUT = 30.0
-"""Seconds that one statement of ``ctx.jobs`` may take."""
 
 _log = get_logger("taskqd.worker")
 
@@ -204,50 +199,9 @@ class Engine:
         enlist: Callable[[SwapPool], Awaitable[None]],
         on_retry: Callable[[str, float], None],
     ) -> Engine:
-        """Open the pools and build the parts. Errors are those of ``boot_pool``, and ``enlist``'s.
-
-        ``enlist(pool)`` does what must be done in the database before this worker works, while another pool opens.
-        """
-        cache_size, cache_lifetime = settings.statement_cache()
-        login = login_of(settings)
-        dispatch_pool, credential = await boot_pool(
-            settings,
-            partial(
-                create_pool,
-                settings.direct_dsn(),
-                role="dispatch",
-                schema=settings.schema_name,
-                group=group,
-                min_size=1,
-                max_size=settings.dispatcher_pool_size,
-                command_timeout=settings.dispatcher_command_timeout,
-                max_inactive=settings.pool_max_inactive_lifetime,
-                pinned=True,
-                login=login,
-            ),
-            on_retry=on_retry,
-        )
-        open_worker_pool = partial(
-            create_pool,
-            settings.pooled_dsn(),
-            role="worker",
-            schema=settings.schema_name,
-            group=group,
-            min_size=1,
-            max_size=worker_pool_size(settings.max_concurrency),
-            command_timeout=WORKER_COMMAND_TIMEOUT,
-            statement_cache_size=cache_size,
-            max_cached_statement_lifetime=cache_lifetime,
-            max_inactive=settings.pool_max_inactive_lifetime,
-            is_pooled=settings.pg_is_pooled,
-            login=login,
-        )
-        try:
-            worker_pool, _ = await asyncio.gather(SwapPool.open(open_worker_pool), enlist(dispatch_pool))
-        except BaseException:
-            dispatch_pool.terminate()
-            raise
-        return cls(settings, registry, worker_id, group, dispatch_pool, worker_pool, credential)
+        """Open the pools and build the parts. Arguments and errors are those of ``open_pools``."""
+        pools = await open_pools(settings, group, enlist=enlist, on_retry=on_retry)
+        return cls(settings, registry, worker_id, group, *pools)
 
     def start(self) -> None:
         """Start every part, the producer last."""
@@ -432,14 +386,3 @@ class Engine:
 def loop_failed(name: str, error: BaseException, streak: int) -> None:
     """Log the failure of a background loop; it goes on after a backoff."""
     _log.warning("loop-failed", loop=name, streak=streak, error=f"{type(error).__name__}: {error}")
-
-
-async def all_within(timeout: float, *closes: Awaitable[Any]) -> None:
-    """Await all, for at most ``timeout`` seconds, logging what fails and cancelling what is late."""
-    tasks = [asyncio.ensure_future(close) for close in closes]
-    done, late = await asyncio.wait(tasks, timeout=timeout)
-    for task in late:
-        task.cancel()
-    for task in done:
-        if not task.cancelled() and task.exception() is not None:
-            _log.warning("close-failed", error=repr(task.exception()))

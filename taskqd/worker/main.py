@@ -27,7 +27,8 @@ from taskqd.storage.credentials import choose_source
 from taskqd.storage.statements import load
 from taskqd.storage.swap import SwapPool
 from taskqd.worker import report
-from taskqd.worker.engine import Engine, all_within
+from taskqd.worker.closing import all_within
+from taskqd.worker.engine import Engine
 from taskqd.worker.idle import IdleWatch
 from taskqd.worker.shutdown import LAST_SECOND, TAIL, ShutdownPlan, exit_within
 from taskqd.worker.watchdog import Watchdog

@@ -128,8 +128,8 @@ def test_f20_a_directory_that_went_to_another_supervisor_stays_with_it(trial: Tr
         try:
             wait_until(lambda: '"event": "ready"' in other.stderr, 60)
             g.command.signal(signal.SIGCONT)
-            told = g.wait_for("files-lost")[0]
-            assert f"is already running: process {other.pid} holds" in told["why"]
+            why = f"is already running: process {other.pid} holds"
+            wait_until(lambda: any(why in event["why"] for event in g.events("files-lost")), 30)
             assert g.stop() == 0
             assert g.ask("/live")[0] == 200, "the files are the other's"
             assert len(list(Path(g.runtime).iterdir())) == 3

@@ -17,7 +17,7 @@ from tests.supervisor.asking import taskqd
 from tests.supervisor.conftest import ACTORS, Group
 from tests.support import Command, wait_until
 
-CAPTURE = {"supervisor": 'logs = "capture"'}
+CAPTURE = {"supervisor": 'logs = "capture"\nstall_after = 60'}
 FULL = [
     *("unshare", "--mount", "sh", "-c"),
     'mount -t tmpfs -o size=4k none "${RUN:-/tmp}" && { cat /dev/zero > "${RUN:-/tmp}/full"; exec "$@"; }',

@@ -31,13 +31,14 @@ BOTH_WAYS = pytest.mark.parametrize("preload", ["off", "require"], ids=["exec", 
 def test_f22_a_second_signal_cancels_now(trial: Trial, preload: str) -> None:
     graces = "cancellation_grace_period = 3.5\ncleanup_grace_period = 1"
     with trial(modes={"io": "slow"}, tables={"[workers]": graces}, preload=preload) as g:
-        began = time.monotonic()
         g.command.signal(signal.SIGTERM)
         g.wait_for("shutdown-begin")
         g.command.signal(signal.SIGINT)
         assert g.command.wait() == 0
-        assert time.monotonic() - began < 3.5
         assert g.events("shutdown-hurry")[0]["reason"] == "SIGINT"
+        at_first, then = [float(line.split()[1]) for line in g.command.stdout.splitlines() if "cancel-in" in line]
+        assert 0 < at_first <= 3.5
+        assert then <= 0
 
 
 @BOTH_WAYS
@@ -97,7 +98,7 @@ def test_f22_quit_shows_every_stack_and_kills_at_once(trial: Trial) -> None:
         began = time.monotonic()
         g.command.signal(signal.SIGQUIT)
         assert g.command.wait() == 3
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 10
         (told,) = g.events("shutdown-complete")
         assert told["not_clean"] == ["io.0", "io.1"]
         for name in ("io.0", "io.1"):

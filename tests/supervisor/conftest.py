@@ -104,7 +104,16 @@ class Group:
         return wait_until(enough, timeout, f"{count} times {name}; logged: {self.command.stderr}")
 
     def ask(self, path: str) -> tuple[int, dict[str, Any]]:
-        """GET ``path`` of the group's socket."""
+        """GET ``path`` of the group's socket; again when the machine was so busy that we were hung up on."""
+        answer = b""
+        for _ in range(3):
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                answer = answer or self._get(path)
+        head, _, body = answer.partition(b"\r\n\r\n")
+        code = int(head.split()[1])
+        return code, json.loads(body) if body.startswith(b"{") else {"text": body.decode()}
+
+    def _get(self, path: str) -> bytes:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(10)
             sock.connect(str(self.socket))
@@ -112,9 +121,7 @@ class Group:
             answer = b""
             while part := sock.recv(65536):
                 answer += part
-        head, _, body = answer.partition(b"\r\n\r\n")
-        code = int(head.split()[1])
-        return code, json.loads(body) if body.startswith(b"{") else {"text": body.decode()}
+        return answer
 
     def processes(self) -> list[psutil.Process]:
         """Every living process below the supervisor."""

@@ -72,6 +72,7 @@ class StandIn:
     def drain(self, drain: Drain) -> None:
         self.drains.append(drain)
         print("drained-by-message", len(self.drains), flush=True)
+        print("cancel-in", round(drain.cancel_ns / 1e9 - time.monotonic(), 1), flush=True)
         if self.modes & {"deaf", "ignores-all"}:
             return
         if self.has("slow"):

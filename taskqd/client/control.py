@@ -20,14 +20,14 @@ MAX_REASON = 1000
 class CancelResult:
     """What a cancellation did.
 
-    ``initiated`` is False when it changed nothing: the job had ended, or was being cancelled already. A running job is
-    still ``RUNNING`` afterwards: its attempt was asked to stop, and how it ends is what is recorded.
+    ``cancellation_initiated`` is False when it changed nothing: the job had ended, or was being cancelled already. A
+    running job is still ``RUNNING`` afterwards: its attempt was asked to stop, and how it ends is what is recorded.
     """
 
     job_id: UUID
-    before: JobStatus
-    after: JobStatus
-    initiated: bool
+    previous_status: JobStatus
+    new_status: JobStatus
+    cancellation_initiated: bool
 
 
 class JobControl:

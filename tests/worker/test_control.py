@@ -37,7 +37,11 @@ async def lock_held(conn: asyncpg.Connection) -> None:
 async def test_a_job_that_waits_is_cancelled_at_once(tq: TaskQ, jobs: JobTable, status: str) -> None:
     (job,) = await jobs.plant(status=f"'{status}'", unique_while_active="true", idempotency_key="'k'")
     result = await tq.cancel(job, "no longer wanted")
-    assert (result.before, result.after, result.initiated) == (status, JobStatus.CANCELLED, True)
+    assert (result.previous_status, result.new_status, result.cancellation_initiated) == (
+        status,
+        JobStatus.CANCELLED,
+        True,
+    )
     row = await jobs.row(job)
     assert (row["status"], row["error_class"], row["error_message"], row["epoch"]) == (
         "cancelled",
@@ -55,12 +59,16 @@ async def test_a_job_that_waits_is_cancelled_at_once(tq: TaskQ, jobs: JobTable, 
 async def test_a_running_job_is_asked_to_stop_once(tq: TaskQ, jobs: JobTable) -> None:
     (job,) = await jobs.running(await jobs.register())
     first = await tq.cancel(job)
-    assert (first.before, first.after, first.initiated) == (JobStatus.RUNNING, JobStatus.RUNNING, True)
+    assert (first.previous_status, first.new_status, first.cancellation_initiated) == (
+        JobStatus.RUNNING,
+        JobStatus.RUNNING,
+        True,
+    )
     row = await jobs.row(job)
     assert (row["status"], row["epoch"], row["cancel_phase"]) == ("running", 1, 1)
     assert row["cancel_requested_at"] is not None
     again = await tq.cancel(job)
-    assert again.initiated is False
+    assert again.cancellation_initiated is False
     assert (await jobs.row(job))["cancel_requested_at"] == row["cancel_requested_at"]
     assert len(await jobs.events(job)) == 1
 
@@ -70,7 +78,7 @@ async def test_a_job_that_has_ended_stays_as_it_is(tq: TaskQ, jobs: JobTable, st
     (job,) = await jobs.plant(status=f"'{status}'", finished_at="now()")
     before = await jobs.image()
     result = await tq.cancel(job)
-    assert (result.before, result.after, result.initiated) == (status, status, False)
+    assert (result.previous_status, result.new_status, result.cancellation_initiated) == (status, status, False)
     assert await jobs.image() == before
     assert await jobs.events(job) == []
 
@@ -94,7 +102,7 @@ async def test_a_reason_that_cannot_be_kept_is_refused_and_nothing_is_done(
 
 async def test_a_handle_cancels_its_job(tq: TaskQ) -> None:
     handle = await tq.enqueue(basic.succeed, Work())
-    assert (await handle.cancel("changed my mind")).after == JobStatus.CANCELLED
+    assert (await handle.cancel("changed my mind")).new_status == JobStatus.CANCELLED
     assert await handle.status() == JobStatus.CANCELLED
 
 
@@ -136,7 +144,7 @@ async def test_a_cancel_that_waits_for_a_claim_asks_the_attempt(
             cancelling = asyncio.ensure_future(tq.cancel(job))
             await lock_held(jobs.conn)
         result = await cancelling
-        assert (claimed["id"], result.before, result.after) == (job, JobStatus.RUNNING, JobStatus.RUNNING)
+        assert (claimed["id"], result.previous_status, result.new_status) == (job, JobStatus.RUNNING, JobStatus.RUNNING)
         row = await jobs.row(job)
         assert (row["status"], row["epoch"], row["cancel_phase"]) == ("running", 1, 1)
 
@@ -167,7 +175,7 @@ async def test_a_cancel_that_waits_for_a_settlement_meets_what_it_left(
             cancelling = asyncio.ensure_future(tq.cancel(job))
             await lock_held(jobs.conn)
         result = await cancelling
-        assert (result.before, result.after, result.initiated) == expected
+        assert (result.previous_status, result.new_status, result.cancellation_initiated) == expected
         assert (await jobs.row(job))["status"] == expected[1]
 
 
@@ -196,7 +204,7 @@ async def test_a_cancel_that_waits_for_a_retry_ends_the_job_again(
             cancelling = asyncio.ensure_future(tq.cancel(job))
             await lock_held(jobs.conn)
         result = await cancelling
-        assert (result.before, result.after) == (JobStatus.PENDING, JobStatus.CANCELLED)
+        assert (result.previous_status, result.new_status) == (JobStatus.PENDING, JobStatus.CANCELLED)
         row = await jobs.row(job)
         assert (row["status"], row["epoch"]) == ("cancelled", 2)
 

@@ -303,7 +303,11 @@ class Life(RuleBasedStateMachine):
             self.moves(job, "cancel", "cancelled")
             job.cancelled = True
         result = self.run(self.control.cancel(job.id, None, None))
-        assert (result.before, result.after, result.initiated) == (before, job.status, initiated)
+        assert (result.previous_status, result.new_status, result.cancellation_initiated) == (
+            before,
+            job.status,
+            initiated,
+        )
         self.check()
 
     @precondition(lambda self: self.tokens)

@@ -25,6 +25,9 @@ from taskqd.supervisor.stopping import Deadlines
 
 _DUMP_LIMIT = 64 * 1024
 
+_LAST_WORDS = ("Traceback (most recent call last)", "Fatal Python error")
+"""What a process shows when it dies: of an exception that nobody caught, of a fault in C."""
+
 DUMP_PAUSE = 0.1
 """Seconds without more of a process's stacks after which they are whole."""
 
@@ -147,10 +150,12 @@ class Child:
     def read_dump(self, *, at_end: bool = False) -> str:
         """Return the stacks that the process has written since the last call, once they are whole.
 
-        They are when no more of them came for a moment, or the process has ended.
+        They are when no more of them came for a moment, or the process has ended. What it dies of is told with its
+        end, however long that takes.
         """
         self.look_for_words()
-        if not at_end and time.monotonic() - self._grew_at < DUMP_PAUSE:
+        whole = time.monotonic() - self._grew_at >= DUMP_PAUSE
+        if not at_end and (not whole or any(mark in self._unread for mark in _LAST_WORDS)):
             return ""
         text, self._unread = self._unread.strip(), ""
         return text

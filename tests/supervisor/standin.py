@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import ctypes
 import json
 import os
@@ -161,6 +162,8 @@ class StandIn:
             blurt(b'{"op": "released"}\n{"op": "reloaded", "id": []}\n{"op": "future"}\n{"op": "beat"}\n')
         if self.has("crash-until-calm") and not os.path.exists("calm"):
             os._exit(1)
+        if self.has("lingers"):
+            atexit.register(time.sleep, 0.6)
         if self.has("crash-ready"):
             raise RuntimeError("crashed after it was ready")
         for mode in self.modes:

@@ -13,7 +13,6 @@ from tests.supervisor.asking import edit, pids, taskqd
 from tests.supervisor.conftest import Group, StartGroup
 from tests.support import wait_until
 
-QUICK = {"supervisor": "stable_after = 0\nbackoff_initial = 0.05\nburst_limit = 0"}
 FORKED = pytest.mark.parametrize("group", ["require"], indirect=True, ids=["fork"])
 
 

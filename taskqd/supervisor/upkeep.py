@@ -6,6 +6,8 @@ without its socket nobody could ask it anything until it is restarted.
 
 from __future__ import annotations
 
+import os
+
 from taskqd.domain.background import BackgroundLoop
 from taskqd.supervisor.journal import Journal
 from taskqd.supervisor.record import Record
@@ -45,6 +47,8 @@ class Upkeep:
 
     def told(self, why: str) -> None:
         """The group's socket was made again, or cannot be for the reason ``why``."""
+        if not os.path.isdir(self._files.directory):
+            return  # that is told, and put right, with the next look
         if why:
             self._journal.tell("files-lost", "error", why=why)
         else:

@@ -14,7 +14,7 @@ from taskqd.supervisor.fork_server import ForkServer, leave
 
 def main(references: Sequence[str]) -> int:
     """Serve the supervisor until it ends. Returns in forked workers only, with their exit codes."""
-    server = ForkServer(lambda: _import(references))
+    server = ForkServer(lambda: _import(references), lambda: _rehearse(references))
     _, _, actors = server.serve()  # worker --actors REFERENCE
 
     from taskqd.cli.main import report
@@ -29,11 +29,22 @@ def main(references: Sequence[str]) -> int:
 
 def _import(references: Sequence[str]) -> None:
     """Import what a worker imports, in the same order: its own modules, then the application's."""
+    import taskqd.cli.main
+    import taskqd.worker.rehearsal  # noqa: F401
+    from taskqd.actors.registry import load_registry
+
+    for reference in references:
+        load_registry(reference)
+    _rehearse(references)
+    _rehearse(references)  # now with what the first time has put by
+
+
+def _rehearse(references: Sequence[str]) -> None:
     from taskqd.actors.registry import load_registry
     from taskqd.worker.rehearsal import rehearse
 
-    for registry in [load_registry(reference) for reference in references]:
-        rehearse(registry)
+    for reference in references:
+        rehearse(load_registry(reference))
 
 
 def _work(server: ForkServer, actors: str) -> int:

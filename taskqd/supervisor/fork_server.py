@@ -3,6 +3,9 @@
 A process is made by a double fork, zygote → middle → child: the middle one ends at once, and the child is adopted by
 the supervisor, which is its parent from then on. So the death of a zygote touches no child, and the supervisor waits
 for a forked child like for any other.
+
+While nothing is asked of it a zygote lays in one process, the spare: forked, adopted, its memory warm. It becomes the
+next child at once. Until then it is of the zygote's process group and ends with the zygote.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from taskqd.health.child import arm, show_name
@@ -29,6 +33,10 @@ from taskqd.supervisor.fork_safety import hazards, one_thread_each, open_sockets
 from taskqd.supervisor.handover import FORK_TIMEOUT, GO
 from taskqd.supervisor.heap import fill_gaps
 
+_CALM = 0.25
+"""Seconds without a request after which there is time to lay in a spare."""
+_TAKE_TIMEOUT = 1.0
+"""Seconds that a spare may take to answer; then it is done without."""
 _GO_TIMEOUT = 30.0
 _TRACEBACK_LIMIT = 16 * 1024
 _ORPHANED = 75
@@ -48,11 +56,24 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-class ForkServer:
-    """The zygote's side of its link. ``prepare`` imports everything that the children need."""
+@dataclass(frozen=True, slots=True)
+class _Spare:
+    """A process that waits at the other end of ``link`` for the request that it is to fulfil."""
 
-    def __init__(self, prepare: Callable[[], None]) -> None:
+    pid: int
+    link: socket.socket
+
+
+class ForkServer:
+    """The zygote's side of its link. ``prepare`` imports everything that the children need.
+
+    ``rehearse`` is called in a spare, and does what a child does at its start and leaves nothing behind.
+    """
+
+    def __init__(self, prepare: Callable[[], None], rehearse: Callable[[], None]) -> None:
         self._prepare = prepare
+        self._rehearse = rehearse
+        self._spare: _Spare | None = None
         self._dump = os.environ.get("TASKQD_DUMP_FD")
         arm()
         show_name("zygote")
@@ -68,9 +89,13 @@ class ForkServer:
         """Import, then fork a process for each request. Returns in each of them, with the arguments to run with."""
         self._import()
         while True:
+            request = self._lay_in() if self._spare is None and self._is_calm() else None
+            if request is not None:  # this is the spare
+                break
             request = self._receive()
-            if self._fork(request):
-                return [str(argument) for argument in request["arguments"]]
+            if not self._hand_to_spare(request) and self._fork(request):
+                break
+        return [str(argument) for argument in request["arguments"]]
 
     def apply_changes(self) -> None:
         """Set in the environment of a child what the imports had set in it.
@@ -129,44 +154,93 @@ class ForkServer:
         request: dict[str, Any] = json.loads(line)
         return request
 
+    def _is_calm(self) -> bool:
+        return not select.select([self._link], [], [], _CALM)[0]
+
     def _fork(self, request: Mapping[str, Any]) -> bool:
         """Make one process. True in the new process, False in the zygote."""
+        answer = self._make(os.setsid)
+        if answer is not None:
+            self._finish(answer)
+            return False
+        with _ending_here():
+            self._become(request)
+        return True
+
+    def _lay_in(self) -> dict[str, Any] | None:
+        """Make the spare. Returns its request in it, when its turn has come; None in the zygote."""
+        ours, theirs = socket.socketpair()
+        answer = self._make(ours.close)
+        if answer is not None:
+            theirs.close()
+            if answer["op"] == "forked":
+                self._spare = _Spare(answer["pid"], ours)
+                self._say({"op": "spare", "pid": self._spare.pid})
+            else:
+                ours.close()
+            return None
+        with _ending_here():
+            show_name("spare")
+            self._rehearse()
+            self._link = theirs
+            request = self._receive()
+            os.setsid()
+            self._say({"op": "taken"})
+            self._link.close()
+            self._become(request)
+            return request
+
+    def _hand_to_spare(self, request: Mapping[str, Any]) -> bool:
+        """Let the spare fulfil ``request``; False when there is none, or it has ended or does not answer."""
+        spare, self._spare = self._spare, None
+        if spare is None:
+            return False
+        spare.link.settimeout(_TAKE_TIMEOUT)
+        try:
+            socket.send_fds(spare.link, [encode(request)], self._fds)
+            taken = spare.link.recv(1)
+        except OSError:
+            taken = b""
+        spare.link.close()  # one that takes it only now finds this out, and ends
+        if taken:
+            self._finish({"op": "forked", "pid": spare.pid})
+        return bool(taken)
+
+    def _make(self, first: Callable[[], None]) -> dict[str, Any] | None:
+        """Fork twice. Returns what came of it in the zygote, None in the new process, which did ``first`` at first."""
         reader, writer = os.pipe()
         try:
             middle = os.fork()
         except OSError as error:
+            os.close(reader)
             os.close(writer)
-            self._finish(reader, {"op": "failed", "why": error.strerror or str(error)})
-            return False
+            return {"op": "failed", "why": error.strerror or str(error)}
         if middle:
             os.close(writer)
-            self._finish(reader, _hand_over(middle, reader))
-            return False
-        try:
+            answer = _hand_over(middle, reader)
+            os.close(reader)
+            return answer
+        with _ending_here():
             middle = _leave_to_child()
             os.close(reader)
-            self._become(request, middle, writer)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(_INTERNAL)
-        return True
+            first()
+            os.write(writer, str(os.getpid()).encode())
+            os.close(writer)
+            self._link.close()
+            self._await_adoption(middle)
+        return None
 
-    def _finish(self, reader: int, answer: Mapping[str, object]) -> None:
+    def _finish(self, answer: Mapping[str, object]) -> None:
         # The child's ends of its link and its dump must not stay open here.
-        for number in (reader, *self._fds):
+        for number in self._fds:
             os.close(number)
         self._fds = []
         self._say(answer)
 
     # -- in a child ---------------------------------------------------------------------------------
 
-    def _become(self, request: Mapping[str, Any], middle: int, writer: int) -> None:
+    def _become(self, request: Mapping[str, Any]) -> None:
         """Turn this copy of the zygote into what a new process would be; returns when the supervisor knows it."""
-        os.setsid()
-        os.write(writer, str(os.getpid()).encode())
-        os.close(writer)
-        self._link.close()
-        self._await_adoption(middle)
         link, *dump = self._fds
         if request["output"]:
             output = dump.pop(0)
@@ -196,6 +270,16 @@ class ForkServer:
             time.sleep(0.0002)
 
 
+@contextlib.contextmanager
+def _ending_here() -> Iterator[None]:
+    """Show an error and end the process: outside waits the zygote's code, which must not run in a fork."""
+    try:
+        yield
+    except BaseException:
+        traceback.print_exc()
+        os._exit(_INTERNAL)
+
+
 def _leave_to_child() -> int:
     """Fork again and end. Returns in the child, with the number of the process that ended."""
     middle = os.getpid()
@@ -208,8 +292,8 @@ def _leave_to_child() -> int:
     return middle
 
 
-def _hand_over(middle: int, reader: int) -> dict[str, object]:
-    """Wait until the child leads its session and has left its parent; return the answer to the supervisor."""
+def _hand_over(middle: int, reader: int) -> dict[str, Any]:
+    """Wait until the child has told its number and left its parent; return the answer to the supervisor."""
     deadline = time.monotonic() + FORK_TIMEOUT
     told = os.read(reader, 32) if select.select([reader], [], [], FORK_TIMEOUT)[0] else b""
     status = _wait(middle, deadline)

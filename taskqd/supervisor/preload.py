@@ -123,6 +123,8 @@ class Preload:
         self._text = b""
         self._request: _Request | None = None
         self._made: list[tuple[Child, NewProcess | str]] = []
+        self._spare: int | None = None
+        """The process that the zygote has laid in; its death is nobody's loss."""
         self._import_s: float | None = None
         self._ended = asyncio.Event()
         self._ended.set()
@@ -156,7 +158,7 @@ class Preload:
             kill_group(self._zygote.process.pid)
 
     async def stop(self) -> None:
-        """End, and return when the zygote is gone."""
+        """End, and return when the zygote is gone, and the process that it laid in."""
         self.end()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SHORTLY):
@@ -288,9 +290,18 @@ class Preload:
             return
         self._zygote = None
         self._forget_request()
-        self._ended.set()
+        self._notice_end()
         if self._registries and self._phase is not Phase.UNFIT:
             self._down(classify(code).why, left)
+
+    def _spare_ended(self, pid: int) -> None:
+        if self._spare == pid:
+            self._spare = None
+            self._notice_end()
+
+    def _notice_end(self) -> None:
+        if self._zygote is None and self._spare is None:
+            self._ended.set()
 
     def _give_up(self, zygote: NewProcess) -> None:
         self._forget_request()
@@ -364,8 +375,13 @@ class Preload:
             case "unfit":
                 trace = message["traceback"]
                 self._unfit(message["why"][0] if trace else unfit_because(self._registries, message["why"]), trace)
+            case "spare":
+                spare = self._spare = int(message["pid"])
+                self._reaper.watch_adopted(spare, lambda _code: self._spare_ended(spare))
             case "forked" | "failed" if self._request is not None:
                 request, self._request = self._request, None
+                if message.get("pid") == self._spare:
+                    self._spare = None
                 if message["op"] == "forked":
                     made = NewProcess(Forked(message["pid"]), request.link, request.dump)
                     self._made.append((request.child, made))

@@ -164,7 +164,10 @@ class Renewal:
         return now - slot.ready_at >= slot.timing.restart.stable_after
 
     def _note(self, child: Child) -> _Note:
-        return self._notes.setdefault(child.slot.pid or 0, _Note())
+        pid = child.slot.pid or 0
+        if pid not in self._notes:
+            self._notes[pid] = _Note()
+        return self._notes[pid]
 
 
 def _no_room(_child: Child, _why: str) -> bool:

@@ -23,8 +23,6 @@ from taskqd.worker import report
 from taskqd.worker.engine import Engine
 from taskqd.worker.main import Worker
 
-_ROUNDS = 2
-"""The first fills the caches, the second goes the ways of a process whose caches are full."""
 _NOWHERE = "postgresql://nobody@/nothing?host=/dev/null"
 
 
@@ -33,11 +31,10 @@ def rehearse(registry: Registry) -> None:
 
     Settings that this process's environment does not make whole are no fault: the worker's own may be.
     """
-    for _ in range(_ROUNDS):
-        with contextlib.suppress(TaskQError):
-            settings = load_settings()
-            logging.getLogger().setLevel(settings.log_level)  # it visits every logger that there is
-            uvloop.run(_build(settings, registry))
+    with contextlib.suppress(TaskQError):
+        settings = load_settings()
+        logging.getLogger().setLevel(settings.log_level)  # it visits every logger that there is
+        uvloop.run(_build(settings, registry))
 
 
 async def _build(settings: Settings, registry: Registry) -> None:

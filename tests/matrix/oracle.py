@@ -79,8 +79,13 @@ def vitals(pid: int) -> Vitals:
     """Measure a supervisor."""
     process = psutil.Process(pid)
     with process.oneshot():
-        children = [child for child in process.children() if child.status() != psutil.STATUS_ZOMBIE]
+        children = [child for child in process.children() if child.status() != psutil.STATUS_ZOMBIE and costs(child)]
         return Vitals(process.num_fds() - _PER_CHILD * len(children), process.num_threads())
+
+
+def costs(child: psutil.Process) -> bool:
+    """True when the supervisor holds anything for it: it does not for what is only laid in."""
+    return bool(child.name() != "taskqd spare")
 
 
 def check_flat(pid: int, before: Vitals) -> None:

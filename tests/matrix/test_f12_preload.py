@@ -99,7 +99,7 @@ def test_f12_killed_when_it_has_forked(trial: Trial) -> None:
     with trial({"zygote": "dies-in-fork"}, ready=0, preload="require") as g:
         g.wait_for("ready")
         g.wait_for("preload-ready", 2)
-        wait_until(lambda: len(tagged(g.tag)) == 3, 10, "supervisor, the second one to fork from, its worker")
+        wait_until(lambda: len(tagged(g.tag)) == 4, 20, "supervisor, second one to fork from, its spare, its worker")
         assert len(g.events("spawn")) == 1
 
 

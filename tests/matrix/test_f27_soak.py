@@ -36,7 +36,7 @@ def test_f27_nothing_grows_over_crashes(trial: Trial, restarts: int) -> None:
         grown = supervisor.memory_full_info().uss - memory
         assert grown < GROWTH, f"{grown} bytes more"
         assert before.threads == zygote.num_threads() == 1
-        assert zygote.num_fds() <= held
+        assert zygote.num_fds() <= held + 1, "the link to what it lays in when it has time"
         assert not zygote.children(), "what it makes is not its own"
         assert not any(child["degraded"] for child in g.ask("/status")[1]["children"])
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from taskqd.domain.errors import TaskQError
 from taskqd.supervisor.changes import Costs
 from taskqd.supervisor.consult import ask_preflight
+from taskqd.supervisor.journal import Journal
 from taskqd.supervisor.line import Change
 from taskqd.supervisor.plan import Plan
 from taskqd.supervisor.reaper import Reaper
@@ -25,12 +26,14 @@ class Declaration:
         file: str,
         environ: Mapping[str, str],
         reaper: Reaper,
+        journal: Journal,
         plan: Callable[[], Plan],
         take_over: Callable[[Plan], None],
     ) -> None:
         self._file = file
         self._environ = environ
         self._reaper = reaper
+        self._journal = journal
         self._plan = plan
         self._take_over = take_over
         self._lowering: asyncio.Task[None] | None = None
@@ -99,8 +102,11 @@ class Declaration:
                 on_warning=lambda _text: None,
                 on_step=lambda _within: None,
             )
-        except TaskQError as error:
-            tell(f"connections could not be declared: {error}")
+        except (TaskQError, OSError, LookupError, ValueError) as error:
+            # Whatever it says, or does not say: a change does not depend on it.
+            why = str(error) or type(error).__name__
+            self._journal.tell("not-declared", "warning", why=why)
+            tell(f"connections could not be declared: {why}")
             return
         plan = self._plan()
         granted = {key: answer[key] for key in ("limits", "available", "taken")}

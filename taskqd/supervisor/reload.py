@@ -43,7 +43,7 @@ class Reloader:
         self._monitor = monitor
         self._around = around
         self.declaration = Declaration(
-            around.file, around.environ, around.reaper, lambda: monitor.plan, monitor.take_over
+            around.file, around.environ, around.reaper, around.journal, lambda: monitor.plan, monitor.take_over
         )
         self._unsettled: dict[str, int] = {}
         """Names of which a reload was aborted half way, and the generation that their processes should have by now."""

@@ -63,6 +63,7 @@ EVENTS: Mapping[str, str] = {
     "jobs-left-to-leases": "Processes of a predecessor may still live: their jobs come back when their leases end.",
     "record-unreadable": "What a predecessor wrote of its processes is broken: their jobs wait for their leases.",
     "credentials-reloaded": "Every process has the present credential, but for those in `failed`.",
+    "not-declared": "What the group may hold could not be told to its neighbours, for the reason in `why`.",
     # changes
     "quiet-done": "The processes in `why` claim nothing from now on.",
     **{f"{verb}-{step}": text.format(verb) for verb in CHANGES for step, text in _STEPS.items()},

@@ -287,4 +287,4 @@ def check(held: Held, budget: dict[str, Any], *, more: int, each_more: int) -> N
     for name, most in PER_ROLE.items():
         assert held.most[name] <= (2 + each_more + 1) * most, held.most
     assert held.most["scheduler"] <= 2 * budget["scheduler"], held.most
-    assert set(held.most) <= {*PER_ROLE, "scheduler", "preflight"}
+    assert set(held.most) <= {*PER_ROLE, "election", "scheduler", "preflight"}

@@ -190,3 +190,18 @@ async def test_a_role_that_may_not_declare_is_told_so(
         assert "permission denied for table groups" in g.command.stderr
     finally:
         await conn.execute(f"drop role {role}")
+
+
+async def test_where_nobody_can_be_told_the_last_known_room_counts(
+    group: StartGroup, conn: asyncpg.Connection, schema: str
+) -> None:
+    g = group(tables=SOON)
+    g.wait_for("ready")
+    await conn.execute(f'alter table "{schema}".groups rename to gone')
+    done = await asyncio.to_thread(lambda: taskqd(g, "restart", "io"))
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    assert "connections could not be declared: " in done.stdout
+    assert [e["event"] for e in g.events() if e["event"] in ("spawn", "child-exit")] == ["spawn", "spawn", "child-exit"]
+    (told, *_) = g.events("not-declared")
+    assert "groups" in told["why"]
+    assert g.stop() == 0, g.command.stderr

@@ -84,9 +84,10 @@ class Running:
     def executions(self) -> list[str]:
         """The job of every start of an actor."""
         try:
-            lines = (self.directory / "executions").read_text().splitlines()
+            text = (self.directory / "executions").read_text()
         except FileNotFoundError:
             return []
+        lines = text[: text.rfind("\n") + 1].splitlines()  # the last one may be half written
         return [entry["job"] for line in lines if (entry := json.loads(line))["event"] == "start"]
 
 

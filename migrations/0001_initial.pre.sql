@@ -123,6 +123,16 @@ create table {schema}.job_events (
 ) with (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_insert_scale_factor = 0.05);
 create index job_events_job on {schema}.job_events (job_id, id);
 
+-- Ends that no worker saw, or had the time to tell, of actors with hooks. Whoever tells one deletes it.
+create table {schema}.unseen_ends (
+    job_id      uuid not null references {schema}.jobs on delete cascade,
+    epoch       integer not null,
+    actor       text not null,
+    status      {schema}.job_status not null,
+    taken_until timestamptz,
+    primary key (job_id, epoch)
+);
+
 create table {schema}.workers (
     id                 uuid primary key,
     hostname           text not null,
@@ -187,6 +197,7 @@ create table {schema}.actor_config (
     retry_jitter   real not null,
     time_budget    interval,
     priority       smallint not null default 0,
+    has_hooks      boolean not null default false,  -- its code wants to be told of the ends of its jobs
     metadata       jsonb not null default '{}',
     created_at     timestamptz not null default clock_timestamp(),
     updated_at     timestamptz not null default clock_timestamp()
@@ -447,6 +458,11 @@ begin
             'reason', 'lock_expired', 'cause', case when d.stopping then 'worker_shutdown' else d.cause end,
             'worker_id', d.worker_id, 'attempt', d.attempt, 'epoch', d.epoch)
         from decided d
+    ), untold as (
+        insert into {schema}.unseen_ends (job_id, epoch, actor, status)
+        select d.id, d.epoch + 1, d.actor, d.next
+        from decided d join {schema}.actor_config c on c.actor = d.actor and c.has_hooks
+        where d.next not in ('pending', 'scheduled')
     ), updated as (
         update {schema}.jobs j set
             status = d.next,
@@ -506,7 +522,7 @@ declare
     ended integer;
 begin
     with due as materialized (
-        select id, status from {schema}.jobs
+        select id, status, epoch, actor from {schema}.jobs
         where schedule_to_close is not null and status in ('scheduled', 'pending')
           and schedule_to_close <= statement_timestamp()
         order by schedule_to_close
@@ -517,6 +533,10 @@ begin
         select id, 'state_change', jsonb_build_object('from_state', status, 'to_state', 'failed',
             'reason', 'schedule_to_close')
         from due
+    ), untold as (
+        insert into {schema}.unseen_ends (job_id, epoch, actor, status)
+        select d.id, d.epoch + 1, d.actor, 'failed'
+        from due d join {schema}.actor_config c on c.actor = d.actor and c.has_hooks
     ), updated as (
         update {schema}.jobs j set
             status = 'failed', epoch = j.epoch + 1, finished_at = clock_timestamp(),

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from taskqd.domain.errors import PayloadNotStorableError as PayloadNotStorableError
     from taskqd.domain.errors import PayloadValidationError as PayloadValidationError
     from taskqd.domain.errors import ProgressTooLarge as ProgressTooLarge
+    from taskqd.domain.errors import RecordedError as RecordedError
     from taskqd.domain.errors import RegistryError as RegistryError
     from taskqd.domain.errors import ResultTooLarge as ResultTooLarge
     from taskqd.domain.errors import SchemaNotMigratedError as SchemaNotMigratedError
@@ -72,6 +73,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "PayloadNotStorableError",
         "PayloadValidationError",
         "ProgressTooLarge",
+        "RecordedError",
         "RegistryError",
         "ResultTooLarge",
         "SchemaNotMigratedError",

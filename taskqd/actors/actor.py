@@ -12,7 +12,9 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from taskqd.actors.context import JobContext
 from taskqd.actors.faithful import find_loss, holds_nul
+from taskqd.actors.hooks import DEFAULT_TIMEOUT, Hook, Hooks
 from taskqd.actors.options import limit_problem, priority_problem, queue_problem
+from taskqd.actors.signature import MAX_NAME, is_actor_name, read_signature, result_adapter
 from taskqd.domain.errors import (
     ActorDefinitionError,
     PayloadNotStorableError,
@@ -27,7 +29,6 @@ R = TypeVar("R")
 
 RetryClassifier: TypeAlias = Callable[[BaseException, int], RetryOverride | None]
 
-MAX_NAME = 200
 MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
 
 
@@ -39,6 +40,8 @@ class ActorRef(Generic[P, R]):
 
     __slots__ = (
         "fn",
+        "has_hooks",
+        "hooks",
         "is_sync",
         "name",
         "non_retryable_exceptions",
@@ -66,6 +69,7 @@ class ActorRef(Generic[P, R]):
         start_to_close: timedelta | None,
         non_retryable_exceptions: tuple[type[BaseException], ...],
         retry_classifier: RetryClassifier | None,
+        hooks: Hooks,
     ) -> None:
         self.fn = fn
         self.name = name
@@ -79,6 +83,8 @@ class ActorRef(Generic[P, R]):
         self.start_to_close = start_to_close
         self.non_retryable_exceptions = non_retryable_exceptions
         self.retry_classifier = retry_classifier
+        self.hooks = hooks
+        self.has_hooks = bool(hooks)
 
     def __repr__(self) -> str:
         return f"ActorRef({self.name!r}, queue={self.queue!r})"
@@ -202,6 +208,12 @@ def actor(
     start_to_close: timedelta | None = None,
     non_retryable_exceptions: tuple[type[BaseException], ...] = (),
     retry_classifier: RetryClassifier | None = None,
+    on_success: Hook | None = None,
+    on_success_timeout: float = DEFAULT_TIMEOUT,
+    on_retry_exhausted: Hook | None = None,
+    on_retry_exhausted_timeout: float = DEFAULT_TIMEOUT,
+    on_cancel: Hook | None = None,
+    on_cancel_timeout: float = DEFAULT_TIMEOUT,
 ) -> ActorDecorator: ...
 
 
@@ -216,6 +228,12 @@ def actor(
     start_to_close: timedelta | None = None,
     non_retryable_exceptions: tuple[type[BaseException], ...] = (),
     retry_classifier: RetryClassifier | None = None,
+    on_success: Hook | None = None,
+    on_success_timeout: float = DEFAULT_TIMEOUT,
+    on_retry_exhausted: Hook | None = None,
+    on_retry_exhausted_timeout: float = DEFAULT_TIMEOUT,
+    on_cancel: Hook | None = None,
+    on_cancel_timeout: float = DEFAULT_TIMEOUT,
     **unknown: Any,
 ) -> Any:
     """Declare an actor, bare or with options.
@@ -240,6 +258,11 @@ def actor(
     ``retry_classifier``
         Called with any other error and the attempt's number; what :class:`RetryOverride` it returns comes before the
         policy, None leaves it. It runs on the event loop: keep it quick. One that raises is logged and passed over.
+    ``on_success(row, result)``, ``on_retry_exhausted(row, error)``, ``on_cancel(row)``
+        Called with the job's row once it has succeeded, failed or crashed for good, or was cancelled while it ran; as
+        a rule in the worker that ran it, once. An end that no worker saw, such as a crash or a deadline that passed in
+        the queue, is told to some worker later, at least once. Each has its ``…_timeout``, default 3 seconds, at most
+        300. What it raises is logged and changes nothing.
 
     Raises ``ActorDefinitionError``, at import time, with a message that names the fix.
     """
@@ -257,6 +280,14 @@ def actor(
             start_to_close=start_to_close,
             non_retryable_exceptions=non_retryable_exceptions,
             retry_classifier=retry_classifier,
+            hooks=Hooks(
+                on_success,
+                on_success_timeout,
+                on_retry_exhausted,
+                on_retry_exhausted_timeout,
+                on_cancel,
+                on_cancel_timeout,
+            ),
         )
 
     return declare if fn is None else declare(fn)
@@ -278,16 +309,16 @@ def _declare(fn: Callable[..., Any], name: str | None, **options: Any) -> ActorR
     where = f"actor {label!r} ({fn.__module__}.{fn.__qualname__})"
     if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
         raise ActorDefinitionError(f"{where} is a generator; return one value instead of yielding")
-    if not _is_name(label):
+    if not is_actor_name(label):
         raise ActorDefinitionError(f"{where}: name must be 1 to {MAX_NAME} bytes of text; give one @actor(name=...)")
     if problem := _problem(**options):
         raise ActorDefinitionError(f"{where}: {problem}")
-    payload_type, result_type, wants_ctx = _signature(fn, where)
+    payload_type, result_type, wants_ctx = read_signature(fn, where)
     return ActorRef(
         fn,
         name=label,
         payload_type=payload_type,
-        result_adapter=None if result_type is None else _adapter(result_type, where),
+        result_adapter=None if result_type is None else result_adapter(result_type, where),
         wants_ctx=wants_ctx,
         **options,
     )
@@ -301,6 +332,7 @@ def _problem(
     start_to_close: Any,
     non_retryable_exceptions: Any,
     retry_classifier: Any,
+    hooks: Hooks,
 ) -> str:
     """Say what is wrong with the options, ``""`` when nothing is."""
     if problem := queue_problem(queue) or priority_problem(priority) or limit_problem("start_to_close", start_to_close):
@@ -315,71 +347,4 @@ def _problem(
         not callable(retry_classifier) or inspect.iscoroutinefunction(retry_classifier)
     ):
         return f"retry_classifier = {retry_classifier!r} must be a plain function of (exception, attempt)"
-    return ""
-
-
-def _is_name(label: object) -> bool:
-    if not isinstance(label, str) or not label.strip() or "\x00" in label:
-        return False
-    try:
-        return len(label.encode()) <= MAX_NAME
-    except UnicodeEncodeError:
-        return False
-
-
-def _signature(fn: Callable[..., Any], where: str) -> tuple[type[BaseModel], Any, bool]:
-    try:
-        hints = typing.get_type_hints(fn)
-    except Exception as error:
-        raise ActorDefinitionError(
-            f"{where}: an annotation does not resolve: {error}; define or import it in the module itself, "
-            "not in a function or under TYPE_CHECKING"
-        ) from error
-    parameters = list(inspect.signature(fn).parameters.values())
-    if not parameters:
-        raise ActorDefinitionError(f"{where} takes no payload; its first parameter must be a pydantic model")
-    for parameter in parameters:
-        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            raise ActorDefinitionError(
-                f"{where}: parameter {parameter} must be positional; an actor is called with a payload and, "
-                "if it wants, a JobContext: remove the '*'"
-            )
-    first, *rest = parameters
-    payload_type = hints.get(first.name)
-    if payload_type is None and first.name in ("self", "cls"):
-        raise ActorDefinitionError(f"{where} is a method; an actor is a function outside of any class")
-    if payload_type is None:
-        raise ActorDefinitionError(f"{where}: parameter {first.name!r} needs an annotation: a pydantic model")
-    if not (isinstance(payload_type, type) and issubclass(payload_type, BaseModel)):
-        raise ActorDefinitionError(
-            f"{where}: parameter {first.name!r} is {payload_type!r}; a payload must be a pydantic BaseModel"
-        )
-    wants_ctx = False
-    for parameter in rest:
-        hint = hints.get(parameter.name)
-        if hint is not JobContext and typing.get_origin(hint) is not JobContext:
-            raise ActorDefinitionError(
-                f"{where}: parameter {parameter.name!r} is not a JobContext; an actor takes a payload and a JobContext"
-            )
-        if wants_ctx:
-            raise ActorDefinitionError(f"{where} takes two JobContexts; keep one")
-        arguments = typing.get_args(hint)
-        if arguments and arguments[0] is not payload_type:
-            raise ActorDefinitionError(
-                f"{where}: JobContext[{getattr(arguments[0], '__name__', arguments[0])}] does not match its payload; "
-                f"write JobContext[{payload_type.__name__}]"
-            )
-        wants_ctx = True
-    if "return" not in hints:
-        raise ActorDefinitionError(f"{where} needs a return annotation: a pydantic model, or None")
-    result_type = hints["return"]
-    return payload_type, None if result_type is type(None) else result_type, wants_ctx
-
-
-def _adapter(result_type: Any, where: str) -> TypeAdapter[Any]:
-    try:
-        return TypeAdapter(result_type)
-    except Exception as error:
-        raise ActorDefinitionError(
-            f"{where}: pydantic cannot encode its result {result_type!r}; return a pydantic model, or None"
-        ) from error
+    return hooks.problem()

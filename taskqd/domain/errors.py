@@ -138,6 +138,14 @@ class ProgressTooLarge(TaskQError):
         self.size, self.limit = size, limit
 
 
+class RecordedError(TaskQError):
+    """The error of an attempt as it was stored, for who was not there when it was raised."""
+
+    def __init__(self, error_class: str, message: str) -> None:
+        super().__init__(f"{error_class}: {message}" if message else error_class)
+        self.error_class, self.message = error_class, message
+
+
 class JobFailed(TaskQError):
     """A waited-for job ended other than succeeded. ``row`` is the job's row."""
 

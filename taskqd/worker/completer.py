@@ -39,7 +39,7 @@ class Completer:
     bisection and settles as failed with a diagnostic, so that every outcome can be written.
 
     ``on_repended()`` is called when a settlement put a job straight back into its queue, ``before(attempts)`` before
-    attempts are settled.
+    attempts are settled, ``on_ended(outcome, status)`` once for each that was applied, with its job's status then.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Completer:
         command_timeout: float,
         on_repended: Callable[[], None],
         before: Callable[[Sequence[Attempt]], Awaitable[None]],
+        on_ended: Callable[[Outcome, str], None],
     ) -> None:
         self._pool = pool
         self._sql = load("worker", schema)
@@ -58,6 +59,7 @@ class Completer:
         self._command_timeout = command_timeout
         self._on_repended = on_repended
         self._before = before
+        self._on_ended = on_ended
         self._waiting: deque[Outcome] = deque()
         self._stragglers: list[_Straggler] = []
         self._last_write = 0.0
@@ -156,24 +158,24 @@ class Completer:
         statement, columns = self._statement(kind, outcomes)
         if kind is Succeeded:
             applied = await self._pool.fetchval(statement, *columns, timeout=self._command_timeout) or []
+            statuses = ["succeeded"] * len(applied)
             self.succeeded += len(applied)
         else:
             record = await self._pool.fetchrow(statement, *columns, timeout=self._command_timeout)
-            applied = record["ids"] or []
+            applied, statuses = record["ids"] or [], record["statuses"] or []
             self.failed += record["failed"]
             if record["repended"]:
                 self._on_repended()
-        if len(applied) == len(outcomes):
-            for outcome in outcomes:
-                self._leases.discard(outcome.attempt)
-            return []
-        known = set(applied)
+        became = dict(zip(applied, statuses, strict=True))
         left = []
         for outcome in outcomes:
-            if outcome.attempt.job_id in known:
-                self._leases.discard(outcome.attempt)
-            else:
+            status = became.get(outcome.attempt.job_id)
+            if status is None:
                 left.append(outcome)
+                continue
+            self._leases.discard(outcome.attempt)
+            if outcome.attempt.ref.has_hooks:
+                self._on_ended(outcome, status)
         return left
 
     def _statement(self, kind: type[Outcome], outcomes: Sequence[Any]) -> tuple[str, list[Any]]:
@@ -215,6 +217,7 @@ class Completer:
             if state["same_epoch"]:  # it ended the job, and the answer that would have counted it was lost
                 self.succeeded += state["status"] == "succeeded"
                 self.failed += state["status"] == "failed"
+                self._on_ended(outcome, state["status"])
         else:
             self._drop(outcome)
 

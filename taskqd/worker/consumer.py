@@ -223,8 +223,9 @@ class Consumers:
     # -- outcomes -----------------------------------------------------------------------------------
 
     def _success(self, attempt: Attempt, result: Any) -> Outcome:
-        text = attempt.ref.encode_result(result, self._result_max_bytes)
-        return Succeeded(attempt, _ran(attempt), text)
+        ref = attempt.ref
+        text = ref.encode_result(result, self._result_max_bytes)
+        return Succeeded(attempt, _ran(attempt), text, result if ref.hooks.on_success is not None else None)
 
     def _explain(self, attempt: Attempt, error: BaseException) -> Outcome | None:
         """Return the outcome of an attempt whose actor raised ``error``."""
@@ -241,6 +242,7 @@ class Consumers:
                 None,
                 delay=error.delay,
                 exhausted_class="MaxAttemptsExceeded",
+                error=_kept(attempt, error),
             )
         if isinstance(error, asyncio.CancelledError):
             if attempt.cancellation.origin is CancelOrigin.SHUTDOWN:
@@ -256,6 +258,7 @@ class Consumers:
             storable(_traceback(error), MAX_TRACEBACK),
             override.kind,
             None if override.delay is None else min(override.delay.total_seconds(), self._max_backoff),
+            error=_kept(attempt, error),
         )
 
     def _classify(self, attempt: Attempt, error: BaseException) -> RetryOverride:
@@ -356,8 +359,14 @@ def _ran(attempt: Attempt) -> float:
     return time.monotonic() - attempt.started_at
 
 
+def _kept(attempt: Attempt, error: BaseException) -> BaseException | None:
+    """The error, when a hook wants it: it holds the frames that it came through."""
+    return error if attempt.ref.hooks.on_retry_exhausted is not None else None
+
+
 def _timed_out(attempt: Attempt, limit: float) -> Failed:
-    return Failed(attempt, limit, "TimeoutError", "start_to_close", None)
+    error = _kept(attempt, TimeoutError("start_to_close"))
+    return Failed(attempt, limit, "TimeoutError", "start_to_close", None, error=error)
 
 
 def _traceback(error: BaseException) -> str:

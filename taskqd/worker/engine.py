@@ -34,6 +34,7 @@ from taskqd.worker.closing import all_within
 from taskqd.worker.completer import Completer
 from taskqd.worker.consumer import Consumers
 from taskqd.worker.heartbeat import Heartbeat
+from taskqd.worker.hooks import HookRunner
 from taskqd.worker.idle import IdleWatch
 from taskqd.worker.outcome import ISOLATED, SHUTDOWN, UNSTARTED, Released
 from taskqd.worker.pools import open_pools
@@ -42,6 +43,9 @@ from taskqd.worker.progress import ProgressWriter
 from taskqd.worker.shutdown import TAIL, ShutdownPlan
 from taskqd.worker.slots import Slots
 from taskqd.worker.watchdog import trip
+
+HOOK_TAIL = 1.0
+"""Seconds that a worker which stops gives the hooks that are still to be called."""
 
 _log = get_logger("taskqd.worker")
 
@@ -84,6 +88,13 @@ class Engine:
             command_timeout=settings.dispatcher_command_timeout,
             on_failure=loop_failed,
         )
+        self._hooks = HookRunner(
+            dispatch_pool,
+            schema,
+            registry,
+            command_timeout=settings.dispatcher_command_timeout,
+            on_failure=loop_failed,
+        )
         self.completer = Completer(
             dispatch_pool,
             schema,
@@ -91,6 +102,7 @@ class Engine:
             command_timeout=settings.dispatcher_command_timeout,
             on_repended=self._woken,
             before=self._progress.store_last,
+            on_ended=self._hooks.ended,
         )
         self.producer = Producer(
             dispatch_pool,
@@ -208,6 +220,7 @@ class Engine:
         self.heartbeat.start()
         self._wake.start()
         self._progress.loop.start()
+        self._hooks.start()
         self.completer.loop.start()
         self.consumers.start()
         if self.listener is not None:
@@ -321,6 +334,7 @@ class Engine:
                 self._release_running()
         await asyncio.wait([recorded, claims], timeout=max(1.0, plan.force_at - time.monotonic()))
         await self.completer.flush(max(0.5, min(TAIL, plan.deadline - time.monotonic() - 1.0)))
+        await self._hooks.finish(HOOK_TAIL)
 
     async def _end_claims(self) -> None:
         await self.producer.loop.stop(self._settings.dispatcher_command_timeout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from taskqd.domain.retry import RetryKind
 from taskqd.worker.attempt import Attempt
@@ -10,11 +11,13 @@ from taskqd.worker.attempt import Attempt
 
 @dataclass(slots=True)
 class Succeeded:
-    """The actor returned. ``result`` is JSON text; ``seconds`` is how long the handler ran."""
+    """The actor returned. ``result`` is JSON text; ``seconds`` is how long the handler ran; ``value`` is what it
+    returned, kept for an actor that wants to be told of its success."""
 
     attempt: Attempt
     seconds: float
     result: str | None
+    value: Any = None
 
 
 @dataclass(slots=True)
@@ -22,7 +25,8 @@ class Failed:
     """The attempt failed; the database decides whether the job has another.
 
     ``retry_kind`` None is the row's own; ``"non_retryable"`` ends the job. ``delay`` None waits on the row's retry
-    curve. ``exhausted_class`` replaces the error class of a job that has no attempt left.
+    curve. ``exhausted_class`` replaces the error class of a job that has no attempt left. ``error`` is what was raised,
+    kept for an actor that wants to be told of its last failure.
     """
 
     attempt: Attempt
@@ -33,6 +37,7 @@ class Failed:
     retry_kind: RetryKind | None = None
     delay: float | None = None
     exhausted_class: str | None = None
+    error: BaseException | None = None
 
 
 @dataclass(slots=True)

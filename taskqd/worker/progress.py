@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import asyncpg
-
 from taskqd.actors.progress import Progress
 from taskqd.domain.background import BackgroundLoop, FailureHook
 from taskqd.observe.logs import get_logger
@@ -57,7 +55,8 @@ class ProgressWriter:
             return
         try:
             await self._store(last)
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except Exception as error:
+            # Whatever it is, the outcomes of these attempts are waiting to be written.
             _log.warning("progress-not-stored", jobs=len(last), error=type(error).__name__)
 
     async def _step(self) -> None:

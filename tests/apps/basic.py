@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from taskqd import JobContext, RetryAfter, RetryOverride, RetryPolicy, Snooze, actor
+from taskqd.client.rows import JobRow
 
 AT_ONCE = RetryPolicy(base=timedelta(0), max_attempts=3)
 MANY = RetryPolicy(base=timedelta(0), max_attempts=50)
@@ -37,14 +38,19 @@ class Strict(BaseModel):
 
 
 def note(event: str, ctx: JobContext[Any], key: str = "") -> None:
+    """Tell the execution log of an attempt."""
+    write(event, str(ctx.job_id), ctx.actor, key, ctx.attempt, ctx.fence_token)
+
+
+def write(event: str, job: str, actor_name: str, key: str, attempt: int, epoch: int) -> None:
     """Append one line to the execution log: one write, so that processes do not mix their lines."""
     line = {
         "event": event,
-        "job": str(ctx.job_id),
-        "actor": ctx.actor,
+        "job": job,
+        "actor": actor_name,
         "key": key,
-        "attempt": ctx.attempt,
-        "epoch": ctx.fence_token,
+        "attempt": attempt,
+        "epoch": epoch,
         "pid": os.getpid(),
         "at": time.time(),
     }
@@ -376,7 +382,60 @@ async def classified(payload: Work, ctx: JobContext[Work]) -> str:
     raise KeyError(payload.key) if payload.key == "declared" else RuntimeError(payload.key)
 
 
+def hooked(name: str, what: str, row: JobRow) -> None:
+    """Tell the execution log of a hook."""
+    write(name, str(row.id), row.actor, what, row.attempt, row.epoch)
+
+
+async def on_success(row: JobRow, result: str) -> None:
+    """Log the result; misbehave as the payload asks."""
+    if row.payload["key"] == "hook hangs":
+        write("hanging", str(row.id), row.actor, "", row.attempt, row.epoch)
+        await asyncio.sleep(60)
+    hooked("on_success", result, row)
+    if row.payload["key"] == "hook raises":
+        raise RuntimeError("from the hook")
+
+
+def on_retry_exhausted(row: JobRow, error: BaseException) -> None:
+    """Log the error, on a thread."""
+    hooked("on_retry_exhausted", f"{type(error).__name__} {error} {threading.current_thread() is not _main}", row)
+
+
+async def on_cancel(row: JobRow) -> None:
+    """Log how it ended."""
+    hooked("on_cancel", row.status, row)
+
+
+_main = threading.main_thread()
+
+
+@actor(
+    name="tells",
+    retry=RetryPolicy(max_attempts=2, base=timedelta(0)),
+    on_success=on_success,
+    on_success_timeout=2.0,
+    on_retry_exhausted=on_retry_exhausted,
+    on_cancel=on_cancel,
+)
+async def tells(payload: Work, ctx: JobContext[Work]) -> str:
+    """Fail in the first ``times`` attempts; wait; return the key."""
+    note("start", ctx, payload.key)
+    if ctx.attempt <= payload.times:
+        raise LookupError(payload.key)
+    await asyncio.sleep(payload.seconds)
+    return payload.key
+
+
+@actor(name="tells_at_length", on_success=on_success, on_success_timeout=60)
+async def tells_at_length(payload: Work) -> str:
+    """Return the key; its hook may take a minute."""
+    return payload.key
+
+
 actors = [
+    tells,
+    tells_at_length,
     classified,
     reports,
     reports_plain,

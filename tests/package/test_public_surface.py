@@ -38,6 +38,7 @@ SURFACE = [
     "PayloadNotStorableError",
     "PayloadValidationError",
     "ProgressTooLarge",
+    "RecordedError",
     "RegistryError",
     "ResultTooLarge",
     "RetryAfter",

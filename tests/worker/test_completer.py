@@ -30,6 +30,7 @@ class Harness:
         self.jobs = jobs
         self.leases = Leases()
         self.repended = 0
+        self.ended: list[tuple[Outcome, str]] = []
         self.completer = Completer(
             pool,
             jobs.schema,
@@ -37,6 +38,7 @@ class Harness:
             command_timeout=command_timeout,
             on_repended=self._count,
             before=self._before,
+            on_ended=lambda outcome, status: self.ended.append((outcome, status)),
         )
 
     async def _before(self, attempts: Sequence[Attempt]) -> None:

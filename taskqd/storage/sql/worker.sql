@@ -31,17 +31,19 @@ where w.id = $1::uuid
 -- Answers the stored queue. Primary key of actor_config.
 with changed as (
     insert into {schema}.actor_config as c
-        (actor, queue, max_attempts, retry_kind, retry_backoff, retry_base, retry_cap, retry_jitter, time_budget, priority)
+        (actor, queue, max_attempts, retry_kind, retry_backoff, retry_base, retry_cap, retry_jitter, time_budget, priority,
+         has_hooks)
     values ($1::text, $2::text, $3::int, $4::text, $5::text, $6::real, $7::real, $8::real, make_interval(secs => $9::float8),
-        $10::smallint)
+        $10::smallint, $11::bool)
     on conflict (actor) do update set
         max_attempts = excluded.max_attempts, retry_kind = excluded.retry_kind,
         retry_backoff = excluded.retry_backoff, retry_base = excluded.retry_base, retry_cap = excluded.retry_cap,
         retry_jitter = excluded.retry_jitter, time_budget = excluded.time_budget, priority = excluded.priority,
-        updated_at = clock_timestamp()
-    where (c.max_attempts, c.retry_kind, c.retry_backoff, c.retry_base, c.retry_cap, c.retry_jitter, c.priority)
+        has_hooks = excluded.has_hooks, updated_at = clock_timestamp()
+    where (c.max_attempts, c.retry_kind, c.retry_backoff, c.retry_base, c.retry_cap, c.retry_jitter, c.priority,
+           c.has_hooks)
           is distinct from (excluded.max_attempts, excluded.retry_kind, excluded.retry_backoff, excluded.retry_base,
-                            excluded.retry_cap, excluded.retry_jitter, excluded.priority)
+                            excluded.retry_cap, excluded.retry_jitter, excluded.priority, excluded.has_hooks)
        or c.time_budget is distinct from excluded.time_budget
     returning queue
 )
@@ -228,7 +230,7 @@ with given as materialized (
     where j.id = any(array[d.id])
     returning j.id, j.status
 )
-select array_agg(id) as ids, count(*) filter (where status = 'pending') as repended,
+select array_agg(id) as ids, array_agg(status::text) as statuses, count(*) filter (where status = 'pending') as repended,
     count(*) filter (where status = 'failed') as failed
 from settled
 
@@ -277,7 +279,7 @@ with given as materialized (
     where j.id = any(array[l.id])
     returning j.id, j.status
 )
-select array_agg(id) as ids, count(*) filter (where status = 'pending') as repended,
+select array_agg(id) as ids, array_agg(status::text) as statuses, count(*) filter (where status = 'pending') as repended,
     count(*) filter (where status = 'failed') as failed
 from settled
 
@@ -323,7 +325,7 @@ with given as materialized (
     where j.id = any(array[l.id])
     returning j.id, j.status
 )
-select array_agg(id) as ids, count(*) filter (where status = 'pending') as repended, 0::bigint as failed,
+select array_agg(id) as ids, array_agg(status::text) as statuses, count(*) filter (where status = 'pending') as repended, 0::bigint as failed,
     (select {schema}.wake() where exists (select from settled where status = 'pending'))
 from settled
 
@@ -348,9 +350,9 @@ with given as materialized (
         error_traceback = null,
         idempotency_freed = j.unique_while_active
     from locked l where j.id = any(array[l.id])
-    returning j.id
+    returning j.id, j.status
 )
-select array_agg(id) as ids, 0::bigint as repended, 0::bigint as failed from settled
+select array_agg(id) as ids, array_agg(status::text) as statuses, 0::bigint as repended, 0::bigint as failed from settled
 
 -- name: settle_state
 -- Where attempts stand that a settlement did not apply to: still this attempt's (somebody holds the row locked), ended
@@ -360,6 +362,31 @@ select g.id, g.epoch, j.status::text as status, coalesce(j.epoch = g.epoch, fals
 from unnest($1::uuid[], $2::int[]) as g(id, epoch)
 left join {schema}.jobs j on j.id = any(array[g.id])
 left join {schema}.job_attempts a on a.job_id = any(array[g.id]) and a.epoch = g.epoch
+
+-- name: take_unseen_ends
+-- Takes ends that nobody has told these actors of, for $3 seconds. Primary key of unseen_ends, which is small.
+with due as materialized (
+    select u.ctid from {schema}.unseen_ends u
+    where u.actor = any($1::text[]) and (u.taken_until is null or u.taken_until < clock_timestamp())
+    order by u.job_id, u.epoch
+    limit $2::int
+    for update skip locked
+)
+update {schema}.unseen_ends u set taken_until = clock_timestamp() + make_interval(secs => $3::float8)
+from due d where u.ctid = d.ctid
+returning u.job_id, u.epoch, u.actor, u.status::text
+
+-- name: defer_ends
+-- Leaves ends to be told to their actors by another worker. A job that was pruned meanwhile is left out.
+insert into {schema}.unseen_ends (job_id, epoch, actor, status)
+select g.job_id, g.epoch, g.actor, g.status::{schema}.job_status
+from unnest($1::uuid[], $2::int[], $3::text[], $4::text[]) as g(job_id, epoch, actor, status)
+join {schema}.jobs j on j.id = g.job_id
+on conflict (job_id, epoch) do nothing
+
+-- name: forget_unseen_end
+-- The hook was called. Primary key.
+delete from {schema}.unseen_ends where job_id = $1::uuid and epoch = $2::int
 
 -- name: now
 -- The database's time.

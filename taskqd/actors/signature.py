@@ -1,0 +1,88 @@
+"""What the signature of a function says of the actor that it is to be."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+
+from taskqd.actors.context import JobContext
+from taskqd.domain.errors import ActorDefinitionError
+
+MAX_NAME = 200
+
+
+def is_actor_name(label: object) -> bool:
+    """Whether an actor may be called this: 1 to 200 bytes of text."""
+    if not isinstance(label, str) or not label.strip() or "\x00" in label:
+        return False
+    try:
+        return len(label.encode()) <= MAX_NAME
+    except UnicodeEncodeError:
+        return False
+
+
+def read_signature(fn: Callable[..., Any], where: str) -> tuple[type[BaseModel], Any, bool]:
+    """Return the payload's type, the result's (None for none), and whether the function takes a ``JobContext``.
+
+    Raises ``ActorDefinitionError`` that begins with ``where`` and names the fix.
+    """
+    try:
+        hints = typing.get_type_hints(fn)
+    except Exception as error:
+        raise ActorDefinitionError(
+            f"{where}: an annotation does not resolve: {error}; define or import it in the module itself, "
+            "not in a function or under TYPE_CHECKING"
+        ) from error
+    parameters = list(inspect.signature(fn).parameters.values())
+    if not parameters:
+        raise ActorDefinitionError(f"{where} takes no payload; its first parameter must be a pydantic model")
+    for parameter in parameters:
+        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            raise ActorDefinitionError(
+                f"{where}: parameter {parameter} must be positional; an actor is called with a payload and, "
+                "if it wants, a JobContext: remove the '*'"
+            )
+    first, *rest = parameters
+    payload_type = hints.get(first.name)
+    if payload_type is None and first.name in ("self", "cls"):
+        raise ActorDefinitionError(f"{where} is a method; an actor is a function outside of any class")
+    if payload_type is None:
+        raise ActorDefinitionError(f"{where}: parameter {first.name!r} needs an annotation: a pydantic model")
+    if not (isinstance(payload_type, type) and issubclass(payload_type, BaseModel)):
+        raise ActorDefinitionError(
+            f"{where}: parameter {first.name!r} is {payload_type!r}; a payload must be a pydantic BaseModel"
+        )
+    wants_ctx = False
+    for parameter in rest:
+        hint = hints.get(parameter.name)
+        if hint is not JobContext and typing.get_origin(hint) is not JobContext:
+            raise ActorDefinitionError(
+                f"{where}: parameter {parameter.name!r} is not a JobContext; an actor takes a payload and a JobContext"
+            )
+        if wants_ctx:
+            raise ActorDefinitionError(f"{where} takes two JobContexts; keep one")
+        arguments = typing.get_args(hint)
+        if arguments and arguments[0] is not payload_type:
+            raise ActorDefinitionError(
+                f"{where}: JobContext[{getattr(arguments[0], '__name__', arguments[0])}] does not match its payload; "
+                f"write JobContext[{payload_type.__name__}]"
+            )
+        wants_ctx = True
+    if "return" not in hints:
+        raise ActorDefinitionError(f"{where} needs a return annotation: a pydantic model, or None")
+    result_type = hints["return"]
+    return payload_type, None if result_type is type(None) else result_type, wants_ctx
+
+
+def result_adapter(result_type: Any, where: str) -> TypeAdapter[Any]:
+    """Return what encodes results of this type. Raises ``ActorDefinitionError`` for what pydantic cannot encode."""
+    try:
+        return TypeAdapter(result_type)
+    except Exception as error:
+        raise ActorDefinitionError(
+            f"{where}: pydantic cannot encode its result {result_type!r}; return a pydantic model, or None"
+        ) from error

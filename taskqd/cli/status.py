@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -172,4 +172,4 @@ def _width() -> int:
     """Lines are cut to a terminal's width alone: what goes into a file or a pipe stays whole."""
     if not sys.stdout.isatty():
         return sys.maxsize
-    return shutil.get_terminal_size((160, 50)).columns
+    return os.get_terminal_size(sys.stdout.fileno()).columns or 160

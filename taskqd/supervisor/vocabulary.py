@@ -35,7 +35,8 @@ EVENTS: Mapping[str, str] = {
     "shutdown-hurry": "A second request: what still runs is cancelled.",
     "shutdown-kill": "A third request: what still runs is killed.",
     "shutdown-quit": "SIGQUIT: what runs shows its stacks and is killed.",
-    "shutdown-complete": "The supervisor ends with `exit_code`; `not_clean` names whom it had to kill or who failed.",
+    "shutdown-complete": "The supervisor ends with `exit_code`; `not_clean` names whom it had to kill or who failed, "
+    "`jobs_killed` says how many jobs ran in those that it killed.",
     # one process
     "spawn": "A process was made.",
     "spawn-failed": "The system refused to make one; it is tried again.",

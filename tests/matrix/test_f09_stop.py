@@ -37,6 +37,11 @@ def states(g: Group) -> dict[str, str]:
     return {child["name"]: child["state"] for child in g.ask("/status")[1]["children"]}
 
 
+def jobs(g: Group, name: str) -> int | None:
+    (found,) = [child for child in g.ask("/status")[1]["children"] if child["name"] == name]
+    return found["beat"].get("inflight")  # type: ignore[no-any-return]
+
+
 def workers(modes: dict[str, str], more: dict[str, str] | None = None) -> dict[str, str]:
     """The tables of one worker for each name, beside ``io``."""
     tables = [f'[[workers]]\nname = "{name}"\n{(more or {}).get(name, "")}' for name in modes if name != "io"]
@@ -47,7 +52,7 @@ def test_f9_whatever_its_processes_do(trial: Trial) -> None:
     """Drains, is deaf, ignores every signal, is stopped, forks for ever, blocks its loop, holds the lock, spins."""
     modes = {
         "io": "idle",
-        "deaf": "deaf",
+        "deaf": "deaf,loaded",
         "ignores": "ignores-all",
         "stopped": "idle",
         "bomb": "bomb,deaf",
@@ -61,7 +66,9 @@ def test_f9_whatever_its_processes_do(trial: Trial) -> None:
         pids = {event["child"]: event["pid"] for event in g.events("ready")}
         os.kill(pids["stopped.0"], signal.SIGSTOP)
         g.wait_for("stopped")
+        wait_until(lambda: jobs(g, "deaf.0") == 3, 30)
         assert stop_in_time(g) == {f"{name}.0" for name in modes if name != "io"}
+        assert g.events("shutdown-complete")[0]["jobs_killed"] == 3
 
 
 def test_f9_in_every_state(trial: Trial) -> None:

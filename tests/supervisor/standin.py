@@ -60,6 +60,8 @@ class StandIn:
         if self.has("leaking"):
             self.hoard.append(bytearray(b"x") * (16 * 2**20))
         fields: dict[str, object] = {"phase": "running", "inflight": 0, "slots": 8, "claims": 0, "quiet": self.quiet}
+        if self.has("loaded"):
+            fields["inflight"] = 3
         if self.has("strange"):
             keys = ("seq", "lag_ms", "phase", "inflight", "slots", "claims", "polls", "poll_s", "done", "db_ok_age_ms")
             fields = dict(zip(keys, ("x", None, 1, "many", {}, [], -1.5, "y", True, "z"), strict=True))

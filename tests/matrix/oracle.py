@@ -79,13 +79,16 @@ def vitals(pid: int) -> Vitals:
     """Measure a supervisor."""
     process = psutil.Process(pid)
     with process.oneshot():
-        children = [child for child in process.children() if child.status() != psutil.STATUS_ZOMBIE and costs(child)]
+        children = [child for child in process.children() if costs(child)]
         return Vitals(process.num_fds() - _PER_CHILD * len(children), process.num_threads())
 
 
 def costs(child: psutil.Process) -> bool:
-    """True when the supervisor holds anything for it: it does not for what is only laid in."""
-    return bool(child.name() != "taskqd spare")
+    """True when the supervisor holds anything for it: it does not for what has ended, or is only laid in."""
+    try:
+        return child.status() != psutil.STATUS_ZOMBIE and bool(child.name() != "taskqd spare")
+    except psutil.NoSuchProcess:
+        return False
 
 
 def check_flat(pid: int, before: Vitals) -> None:

@@ -25,10 +25,13 @@ class _Note:
 
 
 class Pardons:
-    """Looks at every process once a round, before its deadline is applied."""
+    """Looks at every process once a round, before its deadline is applied. ``dump`` makes one show its stacks."""
 
-    def __init__(self, apply: Callable[[Child, Event], None], journal: Journal) -> None:
+    def __init__(
+        self, apply: Callable[[Child, Event], None], journal: Journal, *, dump: Callable[[Child], None]
+    ) -> None:
         self._apply = apply
+        self._dump = dump
         self._journal = journal
         self._notes: dict[int, _Note] = {}
         self._next_kill = 0.0
@@ -64,6 +67,9 @@ class Pardons:
         more = max(child.slot.timing.hang_kill_after for child in silent)
         names = [child.name for child in silent]
         self._journal.tell("correlated-stall", "error", children=names, of=watched, kill_in=more)
+        for child in children:
+            if child.slot.state is State.READY:  # the silent ones have shown theirs already
+                self._dump(child)
         for child in silent:
             note = self._note(child)
             if not note.pardoned:

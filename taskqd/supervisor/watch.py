@@ -49,7 +49,7 @@ class Watch:
         self._looked_at: float | None = None
         self._oom = OomCounter(cgroup.oom_kills)
         self._oom_checked = 0.0
-        self._pardons = Pardons(apply, journal)
+        self._pardons = Pardons(apply, journal, dump=lambda child: child.send_signal(signal.SIGUSR1))
         self.machine = Machine(cgroup, journal)
         """What the kernel grants the group."""
         self.renewal = Renewal(plan, apply, self.machine, is_wedged=self._wedged, tell=self._tell)

@@ -213,6 +213,7 @@ class Bench:
     def __init__(self, count: int) -> None:
         self.now = 0.0
         self.applied: list[tuple[str, Event]] = []
+        self.dumped: list[Child] = []
         self.children = [Child(ChildSpec("io", "worker", ()), index, TIMING, lambda *_: None) for index in range(count)]
         for number, child in enumerate(self.children):
             for event in (Start(), Spawned(number + 1), Ready()):
@@ -244,7 +245,7 @@ def run(bench: Bench, pardons: Pardons, until: float, *, throttled: bool = False
 
 def test_of_those_that_went_silent_together_one_at_a_time_is_killed(journal: Journal) -> None:
     bench = Bench(4)
-    pardons = Pardons(bench.apply, journal)
+    pardons = Pardons(bench.apply, journal, dump=bench.dumped.append)
     run(bench, pardons, 62)
     assert bench.states() == ["stalled"] * 4, "none before the second hang_kill_after has passed"
     killed: list[float] = []
@@ -256,15 +257,22 @@ def test_of_those_that_went_silent_together_one_at_a_time_is_killed(journal: Jou
     assert all(later - sooner >= KILLS_APART for sooner, later in pairwise(killed))
 
 
+def test_when_most_went_silent_together_the_others_show_where_they_are_too(journal: Journal) -> None:
+    bench = Bench(5)
+    run(bench, Pardons(bench.apply, journal, dump=bench.dumped.append), 40, beating=2)
+    assert bench.states() == ["ready", "ready", "stalled", "stalled", "stalled"]
+    assert bench.dumped == bench.children[:2], "once"
+
+
 def test_one_that_is_silent_alone_is_killed_in_its_time(journal: Journal) -> None:
     bench = Bench(4)
-    run(bench, Pardons(bench.apply, journal), 33.5, beating=3)
+    run(bench, Pardons(bench.apply, journal, dump=bench.dumped.append), 33.5, beating=3)
     assert bench.states()[3] == "killing"
 
 
 def test_a_group_that_gets_no_processor_has_twice_the_time_and_no_more(journal: Journal) -> None:
     bench = Bench(3)
-    pardons = Pardons(bench.apply, journal)
+    pardons = Pardons(bench.apply, journal, dump=bench.dumped.append)
     run(bench, pardons, 5.5, throttled=True, beating=2)
     assert bench.states()[2] == "ready", "stall_after counts twice"
     run(bench, pardons, 65.5, throttled=True, beating=2)

@@ -68,10 +68,11 @@ def validate(models: Path, resources: list[object]) -> list[str]:
 
 
 def test_what_keda_and_the_prometheus_operator_read(models: Path) -> None:
-    names = ("podmonitor.yaml", "scaledobject.yaml")
+    names = ("podmonitor.yaml", "prometheusrule.yaml", "scaledobject.yaml")
     resources = [each for name in names for each in yaml.safe_load_all((PRODUCTION / name).read_text())]
-    assert {each["kind"] for each in resources} == {"PodMonitor", "ScaledObject", "TriggerAuthentication"}
-    assert validate(models, resources) == ["valid"] * 3
+    kinds = {"PodMonitor", "PrometheusRule", "ScaledObject", "TriggerAuthentication"}
+    assert {each["kind"] for each in resources} == kinds
+    assert validate(models, resources) == ["valid"] * 4
     for each in resources:
-        each["spec"] = {"triggers": [{"type": 1}], "podMetricsEndpoints": 1, "secretTargetRef": 1}
+        each["spec"] = {"triggers": [{"type": 1}], "podMetricsEndpoints": 1, "groups": 1, "secretTargetRef": 1}
     assert "valid" not in validate(models, resources)

@@ -121,6 +121,12 @@ def test_the_manifest_fits_its_workgroup() -> None:
     assert compare_manifest(PLAN, str(K8S / "base" / "deployment.yaml")) == []
 
 
+def test_the_alerts_of_the_operator_are_those_of_the_plain_file() -> None:
+    plain = yaml.safe_load((REPOSITORY / "config" / "alerts.yml").read_text())
+    (rule,) = documents(K8S / "overlays/production/prometheusrule.yaml")
+    assert rule["spec"] == plain
+
+
 @pytest.mark.parametrize("variant", ["base", "overlays/production", "overlays/exec-probes"])
 def test_the_whole_is_built_and_fits(variant: str, tmp_path: Path) -> None:
     kubectl = shutil.which("kubectl")
@@ -137,7 +143,7 @@ def test_the_whole_is_built_and_fits(variant: str, tmp_path: Path) -> None:
     assert {"ServiceAccount", "ConfigMap", "Deployment", "PodDisruptionBudget", "NetworkPolicy", "Job"} <= {*kinds}
     assert compare_manifest(PLAN, str(whole)) == []
     for document in found:
-        if document["kind"] not in ("PodMonitor", "ScaledObject", "TriggerAuthentication"):
+        if document["kind"] not in ("PodMonitor", "PrometheusRule", "ScaledObject", "TriggerAuthentication"):
             kubernetes_validate.validate(document, "1.30", strict=True)
     (deployment,) = [document for document in found if document["kind"] == "Deployment"]
     assert ("replicas" in deployment["spec"]) is (variant != "overlays/production")

@@ -126,7 +126,7 @@ async def test_f3_the_line_of_a_real_handler_is_named(trial: Trial, jobs: JobTab
 
 
 def test_f4_a_stall_of_most_processes_at_once_kills_nobody(trial: Trial) -> None:
-    tables = {"[workers]": "replicas = 3", **with_kill_after(3)}
+    tables = {"[workers]": "replicas = 3", **with_kill_after(4)}
     with trial({"io": "blocked-a-while"}, tables, ready=3) as g:
         assert g.wait_for("correlated-stall")[0]["of"] == 3
         g.wait_for("recovered", 3)

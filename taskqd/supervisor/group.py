@@ -39,7 +39,10 @@ PUBLIC_PATHS = ("/startup", "/live", "/ready", "/metrics")
 """What ``health_address`` serves: nothing that changes the group, and nothing that names its processes' errors."""
 
 _RELEASE_TIME = 1.5
-"""Seconds at the end for the jobs of workers that had to be killed."""
+"""Seconds at the end for the jobs of workers that had to be killed; what is not released then a successor releases."""
+
+_SPARE = 4.0
+"""Seconds more, where the processes have ended before their time: a helper may be slow to start on a busy machine."""
 
 
 async def run_group(
@@ -127,10 +130,12 @@ async def run_group(
                 Orders(monitor, verbs, board, log).follow(signals)
                 return await monitor.run()
             finally:
-                # At the same time and bounded as a whole: little is left of what the platform granted.
+                # At the same time and bounded as a whole: by little, and a little more where the processes left some.
+                spare = min(_SPARE, max(0.0, (board.stops_by or 0.0) - time.monotonic()))
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(CLOSING):
-                        await asyncio.gather(verbs.close(CLOSING), preload.stop(), releaser.finish(_RELEASE_TIME))
+                    async with asyncio.timeout(CLOSING + spare):
+                        releasing = releaser.finish(_RELEASE_TIME + spare)
+                        await asyncio.gather(verbs.close(CLOSING), preload.stop(), releasing)
                 await upkeep.stop()
                 await server.stop()
         finally:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -65,6 +67,16 @@ class LineProtocol(asyncio.BufferedProtocol):
             return False
         transport.write(encode(message))
         return True
+
+    def read_rest(self) -> None:
+        """Take what has arrived by now, at once: the other end is gone, and its last message may lie unread."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        number = transport.get_extra_info("socket").fileno()
+        with contextlib.suppress(OSError):  # nothing is left, or the connection was cut
+            while count := os.readv(number, [_chunk]):
+                self.buffer_updated(count)
 
     def close(self) -> None:
         """Close the connection after what was sent is written. ``on_lost`` is not called."""

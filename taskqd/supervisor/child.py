@@ -115,6 +115,8 @@ class Child:
 
     def bury(self, code: int) -> None:
         """Forget the process, which ended with ``code``."""
+        if self._lines is not None:
+            self._lines.read_rest()  # that it has left nothing behind, for one
         self.stopped, self.verdict = False, None
         self._left = self.read_dump(at_end=True)
         if self.capture is not None:

@@ -111,6 +111,27 @@ async def test_a_supervisor_that_does_not_read_costs_no_memory(
     lines.close()
 
 
+async def test_the_last_words_of_a_process_can_be_read_before_the_loop_gets_to_them(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = pair
+    heard: list[str] = []
+    lines = LineProtocol(lambda message: heard.append(message["op"]), heard.append)
+    ours.setblocking(False)
+    await asyncio.get_running_loop().create_unix_connection(
+        lambda: lines, sock=socket.socket(fileno=os.dup(ours.fileno()))
+    )
+    await asyncio.sleep(0)
+    theirs.sendall(b'{"op":"beat"}\n{"op":"bye"}\n')
+    theirs.close()
+    lines.read_rest()
+    assert heard == ["beat", "bye"]
+    lines.close()
+    lines.read_rest()
+    await asyncio.sleep(0.01)
+    assert heard == ["beat", "bye"]
+
+
 @pytest.mark.parametrize("garbage", [b"\xff\xfe\n", b"[1]\n", b'{"no":"op"}\n', b"x" * (LINE_LIMIT + 1)])
 async def test_garbage_ends_the_connection(pair: tuple[socket.socket, socket.socket], garbage: bytes) -> None:
     ours, theirs = pair

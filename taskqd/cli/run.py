@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import sys
 from collections.abc import Sequence
 
 
@@ -16,9 +16,23 @@ def main(argv: Sequence[str]) -> int:
         except SystemExit as stop:  # argparse has explained itself: 0 after --help, 2 for wrong usage
             return int(stop.code or 0)
 
+    _import_asyncio_without_tls()
+    import asyncio
+
     from taskqd.supervisor.group import run_group
 
     return asyncio.run(run_group(file))
+
+
+def _import_asyncio_without_tls() -> None:
+    """Spare this process OpenSSL, which asyncio loads where it is, and which is a tenth of all that it would hold."""
+    if "ssl" in sys.modules:
+        return
+    sys.modules["ssl"] = None  # type: ignore[assignment]  # as good as not installed
+    try:
+        import asyncio  # noqa: F401
+    finally:
+        del sys.modules["ssl"]
 
 
 def _parse(argv: Sequence[str]) -> str:

@@ -24,3 +24,14 @@ def test_the_supervisor_imports_little_that_every_such_process_does_not() -> Non
     )
     loaded = set(json.loads(done.stdout))
     assert not HEAVY & loaded
+
+
+def test_the_supervisor_does_without_tls() -> None:
+    script = "import sys; from taskqd.cli.main import main; main(['run', 'none.toml']); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=child_environment(), check=True, capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == "error: none.toml: no such file\n"
+    loaded = done.stdout.split()
+    assert "asyncio" in loaded
+    assert not {"ssl", "_ssl"} & set(loaded)

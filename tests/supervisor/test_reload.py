@@ -27,6 +27,9 @@ def test_what_was_replaced_before_an_abort_is_put_right_by_the_next_reload(group
     last = pids(g)
     assert (last["io.0"] == half["io.0"], last["io.1"] == first["io.1"]) == (False, True)
     assert taskqd(g, "reload").stdout.splitlines()[-1] == "reloaded: nothing to change"
+    counted = g.ask("/metrics")[1]["text"].splitlines()
+    assert {'taskqd_reload_total{result="done"} 2', 'taskqd_reload_total{result="aborted"} 1'} <= set(counted)
+    assert "taskqd_generation 3" in counted, "the last one began nothing"
     assert g.stop() == 0, g.command.stderr
 
 

@@ -53,6 +53,7 @@ def measure_fleet(dsn: str, preload: str, kills: int) -> Fleet:
         private = statistics.median(memory(pid, "Private_") for pid in pids)
         heals = []
         for number, victim in enumerate(pids[:kills]):
+            time.sleep(IDLE)
             killed = time.time()
             os.kill(victim, signal.SIGKILL)
             heals.append(at(group.wait_ready(WORKERS + number + 1)[-1]) - killed)

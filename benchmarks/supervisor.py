@@ -57,7 +57,7 @@ class Run:
         found: dict[str, list[Fleet]] = {"require": [], "off": []}
         for number in range(self._rounds):
             for preload, fleets in found.items():
-                fleets.append(measure_fleet(self._dsn, preload, kills=5 if preload == "require" else 1))
+                fleets.append(measure_fleet(self._dsn, preload, kills=3 if preload == "require" else 1))
                 print(f"workers, round {number + 1}, preload = {preload}: {fleets[-1]}", flush=True)
         self._compare(found["require"], found["off"])
 

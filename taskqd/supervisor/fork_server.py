@@ -35,6 +35,8 @@ from taskqd.supervisor.heap import fill_gaps
 
 _CALM = 0.25
 """Seconds without a request after which there is time to lay in a spare."""
+_WARM, _TAKEN = b"w", b"t"
+"""What a spare says: it can be used; it is what was asked for, and leads its own session."""
 _TAKE_TIMEOUT = 1.0
 """Seconds that a spare may take to answer; then it is done without."""
 _GO_TIMEOUT = 30.0
@@ -134,8 +136,11 @@ class ForkServer:
         os._exit(0)
 
     def _say(self, message: Mapping[str, object]) -> None:
+        self._send(encode(message))
+
+    def _send(self, data: bytes) -> None:
         try:
-            self._link.sendall(encode(message))
+            self._link.sendall(data)
         except OSError:
             os._exit(_ORPHANED)
 
@@ -183,22 +188,26 @@ class ForkServer:
             show_name("spare")
             self._rehearse()
             self._link = theirs
+            self._send(_WARM)
             request = self._receive()
             os.setsid()
-            self._say({"op": "taken"})
+            self._send(_TAKEN)
             self._link.close()
             self._become(request)
             return request
 
     def _hand_to_spare(self, request: Mapping[str, Any]) -> bool:
-        """Let the spare fulfil ``request``; False when there is none, or it has ended or does not answer."""
-        spare, self._spare = self._spare, None
-        if spare is None:
+        """Let the spare fulfil ``request``; False when there is none, it is not warm yet, or of no use any more."""
+        spare = self._spare
+        if spare is None or not select.select([spare.link], [], [], 0)[0]:
             return False
+        self._spare = None
         spare.link.settimeout(_TAKE_TIMEOUT)
         try:
-            socket.send_fds(spare.link, [encode(request)], self._fds)
-            taken = spare.link.recv(1)
+            taken = spare.link.recv(1)  # it is warm, or it has ended
+            if taken:
+                socket.send_fds(spare.link, [encode(request)], self._fds)
+                taken = spare.link.recv(1)
         except OSError:
             taken = b""
         spare.link.close()  # one that takes it only now finds this out, and ends

@@ -24,8 +24,8 @@ from taskqd import EnqueueItem, TaskQ
 from tests.postgres import PASSWORD_ROLE
 
 WORKERS = 8
-_BATCH, _BATCHES = 1000, 6
-"""Jobs that are enqueued for each rotation: more than are done in the meantime."""
+_BATCH, _BACKLOG = 500, 2000
+"""Jobs that are enqueued at a time, and how many wait at any time."""
 _FILE = """\
 actors = "benchmarks.counted:actors"
 workers = [{{ name = "io", replicas = {workers} }}]
@@ -42,12 +42,13 @@ async def measure_rotation(admin_dsn: str, dsn: str, conn: asyncpg.Connection, r
         _group(dsn, secret := Path(directory, "secret")) as group,
     ):
         group.wait_ready(WORKERS + 1)
-        async with TaskQ(dsn=admin_dsn, schema=SCHEMA) as queue:
-            for number in range(rounds):
-                for _ in range(_BATCHES):
-                    await queue.enqueue_batch([EnqueueItem(actor_ref=counted, payload=Payload())] * _BATCH)
-                await _rotate(group, conn, secret, number + 1)
-        await _check(group, conn, rounds * _BATCHES * _BATCH)
+        enough = asyncio.Event()
+        feeding = asyncio.create_task(_feed(admin_dsn, enough))
+        for number in range(rounds):
+            await asyncio.sleep(0.5)
+            await _rotate(group, conn, secret, number + 1)
+        enough.set()
+        await _check(group, conn, await feeding)
         return [event["ms"] / 1000 for event in _rotations(group)]
 
 
@@ -63,9 +64,24 @@ async def _rotate(group: Group, conn: asyncpg.Connection, secret: Path, number: 
     secret.with_name("new").write_text(password)
     secret.with_name("new").rename(secret)
     group.process.send_signal(signal.SIGHUP)
-    group.wait(lambda: len(_rotations(group)) == number)
+    await asyncio.to_thread(group.wait, lambda: len(_rotations(group)) == number)
     left = await conn.fetchval(f"select exists (select from {SCHEMA}.jobs where status = 'pending')")
     group.give_up_unless(left)  # else there was no load
+
+
+async def _feed(dsn: str, enough: asyncio.Event) -> int:
+    """Keep the workers busy until there was ``enough``; return how many jobs that took."""
+    jobs, conn = 0, await asyncpg.connect(dsn)
+    async with TaskQ(dsn=dsn, schema=SCHEMA) as queue:
+        while not enough.is_set():
+            waiting = await conn.fetchval(f"select count(*) from {SCHEMA}.jobs where status = 'pending'")
+            if waiting < _BACKLOG:
+                await queue.enqueue_batch([EnqueueItem(actor_ref=counted, payload=Payload())] * _BATCH)
+                jobs += _BATCH
+            else:
+                await asyncio.sleep(0.05)
+    await conn.close()
+    return jobs
 
 
 async def _check(group: Group, conn: asyncpg.Connection, jobs: int) -> None:

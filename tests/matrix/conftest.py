@@ -59,7 +59,7 @@ def _on_trial(start: StartGroup) -> Trial:
         tables: dict[str, str] | None = None,
         *,
         ready: int = 1,
-        ends: int = 0,
+        ends: int | tuple[int, ...] = 0,
         preload: str | None = None,
         actors: str | None = None,
         first_lines: str = "",

@@ -63,7 +63,8 @@ def test_f6_ends_after_it_was_ready(trial: Trial) -> None:
         ),
         "supervisor": "backoff_initial = 0.1\nmax_booting = 8",
     }
-    with trial(modes, tables, ready=8, preload="auto") as g:
+    # 3: the stop may meet one of those that crash again and again while it dies, and end it by its signal.
+    with trial(modes, tables, ready=8, preload="auto", ends=(0, 3)) as g:
         well = pids(g)["io.0"]
         os.kill(pids(g)["killed.0"], signal.SIGKILL)
         for name in ("crash.0", "clean.0", "away.0"):

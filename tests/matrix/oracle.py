@@ -47,7 +47,8 @@ def oracle(group: Group, *, ready: int = 1, ends: int | tuple[int, ...] = 0) -> 
             check_flat(group.command.pid, before)
         group.stop()
     code = group.command.wait()
-    assert code in (ends if isinstance(ends, tuple) else (ends,)), f"exit code {code} instead of {ends}\n{group.command.stderr}"
+    declared = ends if isinstance(ends, tuple) else (ends,)
+    assert code in declared, f"exit code {code} instead of {ends}\n{group.command.stderr}"
     check_nothing_left(group)
     check_log(group)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from benchmarks.group import at, memory, running
 
 WORKERS = 8
-IDLE = 1.5
+IDLE = 1.0
 """Seconds after which an idle process has done what it does after its start."""
 _FILE = """\
 actors = "benchmarks.heavy:registry"

@@ -12,7 +12,7 @@ from benchmarks.group import cpu, memory, running
 
 CHILDREN = 16
 _SETTLED = 3.0
-_WINDOW = 3.0
+_WINDOW = 2.0
 _BARE = "import asyncio, tomllib, json, logging; asyncio.run(asyncio.sleep(1000))"
 _FILE = """\
 actors = "benchmarks.sleeper:actors"

@@ -19,7 +19,7 @@ from benchmarks.footprint import share_of_processor
 from benchmarks.group import PATIENCE, ROOT, is_gone, memory, until
 from benchmarks.orphans import kill_and_wait
 
-WATCHED = 5.0
+WATCHED = 4.5
 """Seconds in which a peer may notice that a process is blocked."""
 LEFT = 2.0
 """Seconds in which its orphans may end."""

@@ -169,7 +169,7 @@ async def measure(server: Server, parts: list[str], rounds: int, peer_rounds: in
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench supervisor", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--peer-rounds", type=int, default=3, help="of each peer; 0 leaves them out")
+    parser.add_argument("--peer-rounds", type=int, default=2, help="of each peer; 0 leaves them out")
     parser.add_argument("--only", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
     options = parser.parse_args()
     parts = options.only.split(",")

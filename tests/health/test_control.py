@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
 
-from taskqd.health.control import ControlLink, Drain
+from taskqd.health.control import ControlLink, Drain, until_beat
 from taskqd.health.lines import LINE_LIMIT, LineProtocol
 
 
@@ -109,6 +111,14 @@ async def test_a_supervisor_that_does_not_read_costs_no_memory(
     assert taken[0]
     assert not taken[-1]
     lines.close()
+
+
+@given(st.floats(0, 1e9), st.integers(0, 1000))
+def test_processes_beat_together_each_second(now: float, index: int) -> None:
+    pause = until_beat(now, index)
+    assert 0.05 < pause <= 1.05
+    moment = (now + pause) * 2 % 2
+    assert min(abs(moment - index % 2), 2 - abs(moment - index % 2)) < 1e-3
 
 
 async def test_the_last_words_of_a_process_can_be_read_before_the_loop_gets_to_them(

@@ -58,6 +58,19 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
+@contextlib.contextmanager
+def _printing_to_stderr() -> Iterator[None]:
+    """What modules print when they are imported is no output of the command that imports them."""
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
 @dataclass(frozen=True, slots=True)
 class _Spare:
     """A process that waits at the other end of ``link`` for the request that it is to fulfil."""
@@ -113,7 +126,7 @@ class ForkServer:
         began, inherited = time.monotonic(), open_sockets()
         gc.disable()  # what a collection touches could not be shared any more
         try:
-            with one_thread_each():
+            with one_thread_each(), _printing_to_stderr():
                 self._prepare()
         except Exception as error:
             self._refuse([str(error) or type(error).__name__], traceback.format_exception(error.__cause__ or error))

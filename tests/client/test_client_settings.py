@@ -21,7 +21,7 @@ def test_they_are_read_as_the_workers_read_them() -> None:
 
 
 def test_settings_of_workers_are_none_of_a_clients_business() -> None:
-    assert client_settings({"TASKQ_LOCK_LEASE": "nonsense", "TASKQ_WORKER_LABEL": ""}).schema_name == "taskq"
+    assert client_settings({"TASKQ_POLL_INTERVAL": "nonsense", "TASKQ_WORKER_LABEL": ""}).schema_name == "taskq"
 
 
 def test_a_bad_value_is_named_with_its_variable() -> None:

@@ -45,7 +45,7 @@ async def test_what_would_run_it_again_ends_it(
 
 
 async def test_the_actors_own_words_are_kept(jobs: JobTable, settle: Settlement, cancelled: UUID) -> None:
-    await settle.failed((cancelled, 1), retryable=False, message="half of it is done")
+    await settle.failed((cancelled, 1), kind="non_retryable", message="half of it is done")
     row = await jobs.row(cancelled)
     assert (row["status"], row["error_message"], row["error_traceback"]) == (
         "cancelled",

@@ -257,9 +257,12 @@ class Life(RuleBasedStateMachine):
         self.settle("settle_snoozed", token, 0.1, delay)
 
     @precondition(lambda self: self.tokens)
-    @rule(data=st.data(), began=st.booleans())
-    def release(self, data: st.DataObject, began: bool) -> None:
+    @rule(data=st.data(), began=st.booleans(), cancelled=st.booleans())
+    def release(self, data: st.DataObject, began: bool, cancelled: bool) -> None:
         token = self.writer(data)
+        if cancelled and (holds := self.held(token)) and not holds.cancelled:
+            holds.phase, holds.cancelled = 1, True
+            self.run(self.control.cancel(holds.id, None, None))
         if job := self.held(token):
             if job.cancelled:
                 self.moves(job, "end cancelled" if began else "drop cancelled", "cancelled")
@@ -384,13 +387,18 @@ class Life(RuleBasedStateMachine):
         self.run(self.table.tick())
         self.check()
 
-    @precondition(lambda self: self.jobs)
-    @rule(data=st.data())
-    def lease_lapses(self, data: st.DataObject) -> None:
-        job = self.jobs[data.draw(st.sampled_from(sorted(self.jobs)))]
-        if job.status == "running":
-            job.lapsed = True
-            self.run(self.table.update([job.id], lock_expires_at="clock_timestamp() - interval '1 second'"))
+    @precondition(lambda self: any(job.status == "running" for job in self.jobs.values()))
+    @rule(data=st.data(), cancelled=st.booleans(), swept=st.booleans())
+    def lease_lapses(self, data: st.DataObject, cancelled: bool, swept: bool) -> None:
+        running = [job.id for job in self.jobs.values() if job.status == "running"]
+        job = self.jobs[data.draw(st.sampled_from(sorted(running)))]
+        if cancelled and not job.cancelled:
+            job.phase, job.cancelled = 1, True
+            self.run(self.control.cancel(job.id, None, None))
+        job.lapsed = True
+        self.run(self.table.update([job.id], lock_expires_at="clock_timestamp() - interval '1 second'"))
+        if swept:
+            self.tick()
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data())

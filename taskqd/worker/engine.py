@@ -240,6 +240,7 @@ class Engine:
             self._settings.schema_name,
             self._settings.queues,
             list(self._registry),
+            self._worker_id,
             max_runtime=max_runtime,
             command_timeout=self._settings.dispatcher_command_timeout,
             on_end=on_end,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from taskqd.domain.background import BackgroundLoop, FailureHook
 from taskqd.domain.exit_codes import ExitCode
@@ -23,9 +23,9 @@ _log = get_logger("taskqd.worker")
 class IdleWatch:
     """Looks each second whether any job of these queues and actors is scheduled, pending or running, anywhere.
 
-    Calls ``on_end(code)`` once: DONE when none was for two seconds and none has ended badly since :meth:`start`, KILLED
-    (3) when some has, by whichever worker, TIMED_OUT after ``max_runtime`` seconds (None: as long as it takes). All is
-    counted in the database. While that cannot be asked, nothing is idle.
+    Calls ``on_end(code)`` once: DONE when none was for two seconds and none has ended badly since the worker
+    registered, KILLED (3) when some has, in whichever worker, TIMED_OUT after ``max_runtime`` seconds (None: as long as
+    it takes). All is counted in the database. While that cannot be asked, nothing is idle.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class IdleWatch:
         schema: str,
         queues: Sequence[str],
         actors: Sequence[str],
+        worker_id: UUID,
         *,
         max_runtime: float | None,
         command_timeout: float,
@@ -43,10 +44,10 @@ class IdleWatch:
         self._pool = pool
         self._sql = load("worker", schema)
         self._jobs = (list(queues), list(actors))
+        self._worker_id = worker_id
         self._max_runtime = max_runtime
         self._command_timeout = command_timeout
         self._on_end = on_end
-        self._since: datetime | None = None
         self._idle_since: float | None = None
         self._limit: asyncio.TimerHandle | None = None
         self.loop = BackgroundLoop("idle-watch", self._step, cadence=CADENCE, on_failure=on_failure)
@@ -64,15 +65,13 @@ class IdleWatch:
         await self.loop.stop(0.1)
 
     async def _step(self) -> None:
-        if self._since is None:
-            self._since = await self._ask(self._sql.now)
         if await self._ask(self._sql.any_active, *self._jobs):
             self._idle_since = None
             return
         now = time.monotonic()
         self._idle_since = self._idle_since or now
         if now - self._idle_since >= SETTLE:
-            failed = await self._ask(self._sql.ended_badly, *self._jobs, self._since)
+            failed = await self._ask(self._sql.ended_badly, *self._jobs, self._worker_id)
             _log.info("until-idle-reached", failed=failed)
             self._on_end(ExitCode.KILLED if failed else ExitCode.DONE)
 

@@ -97,9 +97,9 @@ def test_f18_a_kill_is_blamed_on_the_kernel_when_it_has_counted_one_more(trial: 
     with trial(modes={"supervisor": "counts-in-file"}, tables={"supervisor": QUICK}, ready=0) as g:
         counter = g.directory / "memory.events"
         counter.write_text(layout.format(4))
-        for number, blamed in ((5, "oom"), (5, "crash")):
-            pid = g.wait_for("ready", 1 + len(g.events("child-exit")))[-1]["pid"]
-            counter.write_text(layout.format(number))
+        for death, blamed in ((1, "oom"), (2, "crash")):
+            pid = g.wait_for("ready", death)[-1]["pid"]
+            counter.write_text(layout.format(5))
             os.kill(pid, signal.SIGKILL)
-            ends = g.wait_for("child-exit", 1 + len(g.events("restart-scheduled")))
+            ends = g.wait_for("child-exit", death)
             assert ends[-1]["class"] == blamed

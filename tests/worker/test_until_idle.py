@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from taskqd import TaskQ
@@ -41,10 +43,11 @@ async def test_a_job_that_another_worker_still_runs_is_waited_for(fleet: Fleet, 
 @pytest.mark.parametrize("how", ["failed", "cancelled"])
 async def test_a_job_that_ended_badly_makes_it_3(fleet: Fleet, jobs: JobTable, tq: TaskQ, how: str) -> None:
     await jobs.plant(status="'failed'", finished_at="clock_timestamp()")  # before it started: not its concern
-    later = await tq.enqueue(basic.succeed, Work(seconds=2))
+    later = await tq.enqueue(basic.succeed, Work(), scheduled_at=datetime.now(UTC) + timedelta(hours=1))
     worker = fleet.worker(flags=UNTIL_IDLE)
     if how == "failed":
         await tq.enqueue(basic.refuses, Work())
+        await jobs.update([later.job_id], scheduled_at="clock_timestamp()")
     else:
         await later.cancel()
     assert await ended(worker) == 3

@@ -388,10 +388,6 @@ on conflict (job_id, epoch) do nothing
 -- The hook was called. Primary key.
 delete from {schema}.unseen_ends where job_id = $1::uuid and epoch = $2::int
 
--- name: now
--- The database's time.
-select clock_timestamp()
-
 -- name: any_active
 -- Whether a job of these queues and actors still has work ahead. The cheap question first: jobs_claim, then the small
 -- running index, then the scheduled ones.
@@ -403,9 +399,11 @@ select exists (select from {schema}.jobs
                where status = 'scheduled' and route = any($1::text[]) and actor = any($2::text[]))
 
 -- name: ended_badly
--- How many jobs of these queues and actors have ended other than well since $3. Serves from jobs_finished.
+-- How many jobs of these queues and actors have ended other than well since this worker registered. Serves from
+-- jobs_finished.
 select count(*) from {schema}.jobs
-where status in ('succeeded', 'failed', 'cancelled', 'crashed', 'abandoned') and finished_at >= $3::timestamptz
+where status in ('succeeded', 'failed', 'cancelled', 'crashed', 'abandoned')
+  and finished_at >= (select w.started_at from {schema}.workers w where w.id = $3::uuid)
   and status <> 'succeeded' and route = any($1::text[]) and actor = any($2::text[])
 
 -- name: micro_maintenance

@@ -139,9 +139,15 @@ class HookRunner:
         tasks = [_Telling(self._call(end), end) for end in ends]
         self._telling.update(tasks)
         try:
-            await asyncio.gather(*tasks, return_exceptions=True)
+            results = await asyncio.gather(*tasks, return_exceptions=True)
         finally:
             self._telling.difference_update(task for task in tasks if task.done() and not task.cancelled())
+        # Not the hook's own errors, which are logged: the database did not answer. What it keeps it will give again.
+        errors = [error for error in results if isinstance(error, Exception)]
+        failed = [end for end, result in zip(ends, results, strict=True) if isinstance(result, Exception)]
+        self._waiting.extend(end for end in failed if not end.stored)
+        if errors:
+            raise errors[0]
 
     async def _call(self, end: _End) -> None:
         name = _HOOK_OF[end.status]

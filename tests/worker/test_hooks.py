@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from taskqd import TaskQ
+from taskqd.worker.hooks import HookRunner
+from taskqd.worker.outcome import Failed
 from tests.apps import basic
 from tests.apps.basic import Work
 from tests.fleet import Execution, Fleet, events
 from tests.jobs import JobTable
 from tests.support import eventually
+from tests.worker.attempts import make_attempt
 
 WAIT = 40
 
@@ -124,3 +129,37 @@ async def test_an_end_that_was_taken_and_never_told_is_taken_again(jobs: JobTabl
 async def _none(jobs: JobTable) -> bool:
     await asyncio.sleep(0)
     return await untold(jobs) == 0
+
+
+async def test_an_end_whose_row_cannot_be_read_is_told_when_it_can(
+    jobs: JobTable, pool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EXECUTION_LOG", str(tmp_path / "executions"))
+    failures: list[BaseException] = []
+    runner = HookRunner(
+        pool,
+        jobs.schema,
+        {"tells": basic.tells},
+        command_timeout=5,
+        on_failure=lambda name, error, streak: failures.append(error),
+    )
+    find, calls = runner._reader.find, []
+
+    async def away_at_first(job_id: UUID) -> Any:
+        calls.append(job_id)
+        if len(calls) == 1:
+            raise ConnectionError("away")
+        return await find(job_id)
+
+    monkeypatch.setattr(runner._reader, "find", away_at_first)
+    attempt = make_attempt("tells")
+    await jobs.plant(status="'failed'", finished_at="now()")
+    await jobs.conn.execute(f'update "{jobs.schema}".jobs set id = $1, payload = \'{{"key": ""}}\'', attempt.job_id)
+    runner.start()
+    runner.ended(Failed(attempt, 0.1, "LookupError", "m", None), "failed")
+    try:
+        await eventually((tmp_path / "executions").exists, WAIT)
+    finally:
+        await runner.finish(5)
+    assert [type(error) for error in failures] == [ConnectionError]
+    assert calls == [attempt.job_id] * 2

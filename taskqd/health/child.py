@@ -43,7 +43,7 @@ def arm() -> None:
     """
     supervisor = os.environ.pop("TASKQD_SUPERVISOR_PID", None)
     if supervisor is not None:
-        _die_with_parent()
+        die_with_parent()
         # Only now: a parent that died before the signal was armed would never be noticed.
         if os.getppid() != int(supervisor):
             os._exit(_ORPHANED)
@@ -53,11 +53,24 @@ def arm() -> None:
     _show_stacks_in(_dump_file())
 
 
-def _die_with_parent() -> None:
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process ``number`` when its parent ends. It may have ended already: look afterwards."""
     # The signal follows the parent's *thread* that made this process: the supervisor has only one. It
     # survives exec and is cleared by fork, so that what this process starts has to arm its own.
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def leave_supervisor() -> None:
+    """In a fork of a supervised child: let go of what connects that one to its supervisor, who waits for its end."""
+    global _words
+    link = os.environ.pop("TASKQD_CONTROL_FD", None)
+    kept = [number for number in (link, None if _words is None else _words.fileno()) if number is not None]
+    _words, sys.excepthook = None, sys.__excepthook__
+    _show_stacks_in(sys.stderr)
+    for number in kept:
+        with contextlib.suppress(OSError):  # a program that inherited the name of the link alone
+            os.close(int(number))
 
 
 def show_name(name: str) -> None:

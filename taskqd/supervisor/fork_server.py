@@ -15,7 +15,6 @@ import contextlib
 import gc
 import json
 import os
-import random
 import select
 import signal
 import socket
@@ -28,8 +27,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from taskqd.health.child import arm, show_name
+from taskqd.health.fork_safety import hazards, one_thread_each, open_sockets
+from taskqd.health.forked import reseed
 from taskqd.health.lines import encode
-from taskqd.supervisor.fork_safety import hazards, one_thread_each, open_sockets
 from taskqd.supervisor.handover import FORK_TIMEOUT, GO
 from taskqd.supervisor.heap import fill_gaps
 
@@ -279,7 +279,7 @@ class ForkServer:
         arm()
         if self._dump is not None:
             os.close(int(self._dump))
-        _reseed()
+        reseed()
         _await_go(link)
         gc.enable()
 
@@ -357,12 +357,3 @@ def _set_environment(wanted: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         elif os.environ.get(name) != value:
             os.environ[name] = value
-
-
-def _reseed() -> None:
-    """Give this process random numbers of its own: siblings were copied with the same state."""
-    random.seed()
-    if "uuid_utils" in sys.modules:
-        sys.modules["uuid_utils"].reseed_rng()
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()

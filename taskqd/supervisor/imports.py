@@ -21,8 +21,8 @@ from typing import Any
 from taskqd.actors.registry import load_registry
 from taskqd.domain.errors import RegistryError
 from taskqd.health.child import arm
+from taskqd.health.fork_safety import hazards, one_thread_each, open_sockets
 from taskqd.supervisor.exits import signal_name
-from taskqd.supervisor.fork_safety import hazards, one_thread_each, open_sockets
 from taskqd.supervisor.spawn import base_environment
 from taskqd.supervisor.survey import ActorFacts
 from taskqd.supervisor.worker_entry import WorkerEntry

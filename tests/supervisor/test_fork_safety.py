@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from taskqd.supervisor.fork_safety import THREAD_VARIABLES, one_thread_each
+from taskqd.health.fork_safety import THREAD_VARIABLES, one_thread_each
 from taskqd.supervisor.reaper import Reaper
 from tests.support import child_environment, eventually
 
-FIRST = "import os, socket; from taskqd.supervisor.fork_safety import hazards, open_sockets; "
+FIRST = "import os, socket; from taskqd.health.fork_safety import hazards, open_sockets; "
 
 
 @pytest.mark.parametrize(

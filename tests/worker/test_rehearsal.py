@@ -14,7 +14,7 @@ from tests.support import child_environment
 SCRIPT = """
 import json, os, sys, threading
 from taskqd.actors.registry import load_registry
-from taskqd.supervisor.fork_safety import hazards, open_sockets
+from taskqd.health.fork_safety import hazards, open_sockets
 from taskqd.worker.rehearsal import rehearse
 
 registry = load_registry("tests.apps.basic:actors")

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from taskqd.domain.errors import RecordedError as RecordedError
     from taskqd.domain.errors import RegistryError as RegistryError
     from taskqd.domain.errors import ResultTooLarge as ResultTooLarge
+    from taskqd.domain.errors import ScheduleDefinitionError as ScheduleDefinitionError
     from taskqd.domain.errors import SchemaNotMigratedError as SchemaNotMigratedError
     from taskqd.domain.errors import SchemaOutOfRangeError as SchemaOutOfRangeError
     from taskqd.domain.errors import SubEnqueueError as SubEnqueueError
@@ -76,6 +77,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "RecordedError",
         "RegistryError",
         "ResultTooLarge",
+        "ScheduleDefinitionError",
         "SchemaNotMigratedError",
         "SchemaOutOfRangeError",
         "SubEnqueueError",

@@ -34,6 +34,32 @@ class ActorDefinitionError(ConfigError, TypeError):
     """An ``@actor`` declaration is wrong; raised at import time and names the fix."""
 
 
+class ScheduleDefinitionError(ConfigError, ValueError):
+    """A schedule is declared wrongly: its expression, time zone, payload or options. Names what is allowed."""
+
+
+class DIError(ConfigError):
+    """What actors depend on cannot be provided as it is declared."""
+
+
+class MissingProvider(DIError):
+    """Something is asked for that no provider makes."""
+
+
+class ScopeViolation(DIError):
+    """Something that lives long depends on something that lives shorter."""
+
+
+class DependencyCycle(DIError):
+    """Providers need each other."""
+
+
+class ProviderFailed(TaskQError):
+    """A provider did not make what was asked for."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+
 class BudgetExceededError(TaskQError):
     """The fleet's connections do not fit the server.
 

@@ -44,6 +44,7 @@ SURFACE = [
     "RetryAfter",
     "RetryOverride",
     "RetryPolicy",
+    "ScheduleDefinitionError",
     "SchemaNotMigratedError",
     "SchemaOutOfRangeError",
     "SettingsError",

@@ -38,6 +38,7 @@ create table {schema}.jobs (
     status                   {schema}.job_status not null default 'pending',
     serial                   boolean not null default false,
     singleton                boolean not null default false,
+    capped                   boolean not null default false,  -- counts against its actor's max_pending
     unique_while_active      boolean not null default false,
     idempotency_freed        boolean not null default false,
     retry_kind               text not null default 'transient'
@@ -85,9 +86,11 @@ create unique index jobs_idempotency on {schema}.jobs (idempotency_scope, idempo
 create unique index jobs_serial on {schema}.jobs (lane) where status = 'running' and serial;
 create unique index jobs_singleton on {schema}.jobs (actor)
     where singleton and status in ('scheduled', 'pending', 'running');
-create index jobs_identity on {schema}.jobs (actor, identity_key)
-    where identity_key is not null and status in ('scheduled', 'pending', 'running');
+create index jobs_identity on {schema}.jobs (actor, identity_key, created_at) where identity_key is not null;
+create index jobs_capped on {schema}.jobs (actor) where capped and status in ('scheduled', 'pending');
 create index jobs_batch on {schema}.jobs (batch_id, id) where batch_id is not null;
+create index jobs_batch_open on {schema}.jobs (batch_id, id)
+    where batch_id is not null and status in ('scheduled', 'pending', 'running');
 create index jobs_deadline on {schema}.jobs (schedule_to_close)
     where schedule_to_close is not null and status in ('scheduled', 'pending');
 create index jobs_cancel on {schema}.jobs (worker_id, cancel_requested_at)
@@ -203,10 +206,12 @@ create table {schema}.actor_config (
     updated_at     timestamptz not null default clock_timestamp()
 );
 
+-- A batch that enqueue_batch opened. The counters follow the ends of its jobs; its jobs themselves are the truth.
 create table {schema}.batches (
     id                   uuid primary key,
     status               text not null default 'active' check (status in ('active', 'complete', 'aborted')),
-    total                integer not null default 0,
+    queue                text,                           -- of its first job
+    total                integer not null default 0,     -- jobs, as counted at its opening, its end and by the sweep
     succeeded            integer not null default 0,
     failed               integer not null default 0,
     cancelled            integer not null default 0,
@@ -215,10 +220,18 @@ create table {schema}.batches (
     consecutive_failures integer not null default 0,
     failure_threshold    integer check (failure_threshold >= 1),
     finalizer_job_id     uuid,
+    finalized_at         timestamptz,                    -- when the finalizer was let go
     created_at           timestamptz not null default clock_timestamp(),
-    completed_at         timestamptz,
-    metadata             jsonb not null default '{}'
+    completed_at         timestamptz,                    -- when none of its jobs was in flight any more
+    count_again_at       timestamptz not null default clock_timestamp() + interval '1 minute'
 ) with (fillfactor = 50);
+create index batches_created on {schema}.batches (created_at desc, id desc);
+create index batches_unfinished on {schema}.batches (count_again_at)
+    where completed_at is null or (finalizer_job_id is not null and finalized_at is null);
+create index batches_aborted on {schema}.batches (id) where status = 'aborted' and completed_at is null;
+
+-- Batches that a sweep could not count at once, because somebody held them: recounted by the next tick.
+create table {schema}.batch_recounts (batch_id uuid not null);
 
 create table {schema}.schedules (
     id                   uuid primary key,
@@ -515,11 +528,230 @@ begin
 end
 $$;
 
+-- Lets the finalizers of these batches go: jobs that were held until year 9999 are due now. One that somebody holds
+-- locked waits for the next tick. Call it with the batches locked.
+create function {schema}.release_finalizers(of_batches uuid[]) returns void
+language plpgsql volatile as $$
+begin
+    with held as materialized (
+        select j.id from {schema}.batches b join {schema}.jobs j on j.id = b.finalizer_job_id
+        where b.id = any(of_batches) and b.finalized_at is null
+          and j.status = 'scheduled' and j.scheduled_at = '9999-12-31 00:00:00+00'
+        for update of j skip locked
+    )
+    update {schema}.jobs j set status = 'pending', scheduled_at = clock_timestamp() from held h where j.id = h.id;
+    if found then
+        perform {schema}.wake();
+    end if;
+    update {schema}.batches b set finalized_at = clock_timestamp()
+    where b.id = any(of_batches) and b.finalizer_job_id is not null and b.finalized_at is null
+      and not exists (select from {schema}.jobs j
+                      where j.id = b.finalizer_job_id and j.status = 'scheduled'
+                        and j.scheduled_at = '9999-12-31 00:00:00+00');
+end
+$$;
+
+-- Completes those of these batches that have no job in flight, and reopens those that have one again. Call it with the
+-- batches locked, by a statement of its own after the one that locked them. Serves from jobs_batch_open, newest first:
+-- what has ended stands at the other end.
+create function {schema}.close_batches(of_batches uuid[]) returns void
+language plpgsql volatile as $$
+declare
+    done uuid[];
+begin
+    update {schema}.batches b set
+        status = case when b.status = 'aborted' then 'aborted' when o.open then 'active' else 'complete' end,
+        completed_at = case when o.open then null else clock_timestamp() end,
+        total = case when o.open then b.total else b.succeeded + b.failed + b.cancelled + b.crashed + b.abandoned end
+    from (
+        select g.id, exists (
+            select from {schema}.jobs j
+            where j.batch_id = g.id and j.status in ('scheduled', 'pending', 'running')
+            order by j.batch_id desc, j.id desc
+            limit 1
+        ) as open
+        from unnest(of_batches) g(id)
+    ) o
+    where b.id = o.id and (b.completed_at is null) <> o.open;
+    select array_agg(b.id) into done from {schema}.batches b
+    where b.id = any(of_batches) and b.completed_at is not null
+      and b.finalizer_job_id is not null and b.finalized_at is null;
+    if done is not null then
+        perform {schema}.release_finalizers(done);
+    end if;
+end
+$$;
+
+-- Counts edges of jobs into and out of terminal statuses in their batches: the job of batches[i] went from before[i] to
+-- after[i], in this order. Call it from the statement that changed the jobs, after all of them, and for jobs of a batch
+-- only; null arrays are no edges. Locks batches in id order, after the jobs. With wait = false it leaves batches that
+-- somebody holds to the next tick: a sweep that has locked one must not wait for another. A success ends a row of
+-- failures; failed and crashed lengthen it, and as many as the batch's failure_threshold abort it. An end taken back by
+-- an operator's retry makes an aborted batch active again.
+create function {schema}.count_batches(
+    batches uuid[], before {schema}.job_status[], after {schema}.job_status[], wait boolean default true
+) returns void
+language plpgsql volatile strict as $$
+declare
+    locked uuid[];
+begin
+    if wait then
+        locked := array(select b.id from {schema}.batches b where b.id = any(batches) order by b.id for no key update);
+    else
+        locked := array(select b.id from {schema}.batches b where b.id = any(batches) order by b.id
+                        for no key update skip locked);
+        insert into {schema}.batch_recounts (batch_id)
+        select b.id from {schema}.batches b where b.id = any(batches) and b.id <> all(locked);
+    end if;
+    if cardinality(locked) = 0 then
+        return;
+    end if;
+    with edges as materialized (
+        select e.batch, e.old, e.new, e.ord, e.new in ('failed', 'crashed') as is_failure,
+            e.old in ('succeeded', 'failed', 'cancelled', 'crashed', 'abandoned') as was_end,
+            coalesce(max(e.ord) filter (where e.new = 'succeeded') over (partition by e.batch), 0) as last_success
+        from unnest(batches, before, after) with ordinality as e(batch, old, new, ord)
+        where e.batch = any(locked)
+    ), sums as materialized (
+        select e.batch,
+            count(*) filter (where e.new = 'succeeded') - count(*) filter (where e.old = 'succeeded') as succeeded,
+            count(*) filter (where e.new = 'failed') - count(*) filter (where e.old = 'failed') as failed,
+            count(*) filter (where e.new = 'cancelled') - count(*) filter (where e.old = 'cancelled') as cancelled,
+            count(*) filter (where e.new = 'crashed') - count(*) filter (where e.old = 'crashed') as crashed,
+            count(*) filter (where e.new = 'abandoned') - count(*) filter (where e.old = 'abandoned') as abandoned,
+            count(*) filter (where e.is_failure and e.ord > e.last_success) as failures,
+            bool_or(e.last_success > 0) as has_success,
+            bool_or(e.was_end) as is_reopened
+        from edges e group by e.batch
+    ), decided as materialized (
+        select s.*, case when s.is_reopened then 0
+                         when s.has_success then s.failures
+                         else b.consecutive_failures + s.failures end as streak
+        from sums s join {schema}.batches b on b.id = s.batch
+    )
+    update {schema}.batches b set
+        succeeded = b.succeeded + d.succeeded, failed = b.failed + d.failed, cancelled = b.cancelled + d.cancelled,
+        crashed = b.crashed + d.crashed, abandoned = b.abandoned + d.abandoned,
+        consecutive_failures = d.streak,
+        status = case when d.is_reopened then 'active' when d.streak >= b.failure_threshold then 'aborted'
+                      else b.status end
+    from decided d where b.id = d.batch;
+    perform {schema}.close_batches(locked);
+end
+$$;
+
+-- Cancels queued jobs of aborted batches; those that run may finish. Locks jobs, skipping what others hold, then batches.
+-- Returns rows ended.
+create function {schema}.cancel_aborted(max_rows integer) returns integer
+language plpgsql volatile as $$
+declare
+    ended integer;
+    counted uuid[];
+    olds {schema}.job_status[];
+    news {schema}.job_status[];
+begin
+    with due as materialized (
+        select x.* from {schema}.batches b cross join lateral (
+            select j.id, j.status, b.consecutive_failures as failures from {schema}.jobs j
+            where j.batch_id = b.id and j.status in ('scheduled', 'pending')
+            order by j.batch_id desc, j.id desc
+            limit max_rows
+            for update skip locked
+        ) x
+        where b.status = 'aborted' and b.completed_at is null
+        limit max_rows
+    ), noted as (
+        insert into {schema}.job_events (job_id, kind, detail)
+        select d.id, 'cancel', jsonb_build_object('from_state', d.status, 'to_state', 'cancelled',
+            'reason', 'batch_aborted')
+        from due d
+    ), updated as (
+        update {schema}.jobs j set
+            status = 'cancelled', epoch = j.epoch + 1, finished_at = clock_timestamp(),
+            cancel_requested_at = clock_timestamp(), cancel_phase = 0, error_class = 'BatchAborted',
+            error_message = format('the batch was aborted after %s failures in a row', d.failures),
+            error_traceback = null, idempotency_freed = j.unique_while_active
+        from due d where j.id = d.id
+        returning j.batch_id, d.status as old, j.status as new
+    )
+    select count(*), array_agg(batch_id), array_agg(old), array_agg(new) into ended, counted, olds, news from updated;
+    perform {schema}.count_batches(counted, olds, news, false);
+    return ended;
+end
+$$;
+
+-- Compares the counters of unfinished batches with their jobs and repairs what differs: each batch once a minute, or
+-- less often where counting takes long, and those in batch_recounts at once. Counters and jobs change in one transaction,
+-- so one snapshot of both needs no lock; the difference is added under the lock. Batches of more than a million jobs are
+-- only closed, not recounted. Never waits for a lock. Returns batches looked at.
+create function {schema}.repair_batches(max_batches integer) returns integer
+language plpgsql volatile as $$
+declare
+    due uuid[];
+    one uuid;
+    drift record;
+    begun timestamptz;
+begin
+    with wanted as materialized (
+        select ctid, batch_id from {schema}.batch_recounts limit max_batches for update skip locked
+    ), taken as (
+        delete from {schema}.batch_recounts r using wanted w where r.ctid = w.ctid
+    ), unfinished as materialized (
+        select id from {schema}.batches
+        where (completed_at is null or (finalizer_job_id is not null and finalized_at is null))
+          and count_again_at <= statement_timestamp()
+        order by count_again_at
+        limit max_batches
+    )
+    select array_agg(g.id order by g.id) into due
+    from (select batch_id as id from wanted union select id from unfinished) g;
+    foreach one in array coalesce(due, '{}') loop
+        begun := clock_timestamp();
+        select c.total, c.succeeded - b.succeeded as succeeded, c.failed - b.failed as failed,
+            c.cancelled - b.cancelled as cancelled, c.crashed - b.crashed as crashed,
+            c.abandoned - b.abandoned as abandoned
+        into drift
+        from {schema}.batches b cross join lateral (
+            select count(*) as total, count(*) filter (where x.status = 'succeeded') as succeeded,
+                count(*) filter (where x.status = 'failed') as failed,
+                count(*) filter (where x.status = 'cancelled') as cancelled,
+                count(*) filter (where x.status = 'crashed') as crashed,
+                count(*) filter (where x.status = 'abandoned') as abandoned
+            from (select j.status from {schema}.jobs j where j.batch_id = b.id limit 1000001) x
+        ) c
+        where b.id = one;
+        perform from {schema}.batches b where b.id = one for no key update skip locked;
+        if not found then
+            insert into {schema}.batch_recounts (batch_id) select b.id from {schema}.batches b where b.id = one;
+            continue;
+        end if;
+        update {schema}.batches b set
+            total = case when drift.total > 1000000 then b.total else drift.total end,
+            count_again_at = clock_timestamp()
+                + greatest(interval '1 minute', 100 * (clock_timestamp() - begun))
+        where b.id = one;
+        if drift.total <= 1000000 then
+            update {schema}.batches b set
+                succeeded = b.succeeded + drift.succeeded, failed = b.failed + drift.failed,
+                cancelled = b.cancelled + drift.cancelled, crashed = b.crashed + drift.crashed,
+                abandoned = b.abandoned + drift.abandoned
+            where b.id = one
+              and (drift.succeeded, drift.failed, drift.cancelled, drift.crashed, drift.abandoned) <> (0, 0, 0, 0, 0);
+        end if;
+        perform {schema}.close_batches(array[one]);
+    end loop;
+    return coalesce(cardinality(due), 0);
+end
+$$;
+
 -- Ends queued jobs whose schedule_to_close has passed. Returns rows ended.
 create function {schema}.expire_deadlines(max_rows integer) returns integer
 language plpgsql volatile as $$
 declare
     ended integer;
+    counted uuid[];
+    olds {schema}.job_status[];
+    news {schema}.job_status[];
 begin
     with due as materialized (
         select id, status, epoch, actor from {schema}.jobs
@@ -543,9 +775,12 @@ begin
             error_class = 'DeadlineExceeded', error_message = 'schedule_to_close reached before next dispatch',
             idempotency_freed = j.unique_while_active
         from due d where j.id = d.id
-        returning 1
+        returning j.batch_id, d.status as old, j.status as new
     )
-    select count(*) into ended from updated;
+    select count(*), array_agg(batch_id) filter (where batch_id is not null),
+        array_agg(old) filter (where batch_id is not null), array_agg(new) filter (where batch_id is not null)
+    into ended, counted, olds, news from updated;
+    perform {schema}.count_batches(counted, olds, news, false);
     return ended;
 end
 $$;
@@ -597,6 +832,16 @@ begin
         done := done || jsonb_build_object('deadline_exceeded', {schema}.expire_deadlines(200));
     exception when others then
         problem := 'expire_deadlines: ' || sqlerrm;
+    end;
+    begin
+        done := done || jsonb_build_object('batch_cancelled', {schema}.cancel_aborted(500));
+    exception when others then
+        problem := 'cancel_aborted: ' || sqlerrm;
+    end;
+    begin
+        done := done || jsonb_build_object('batches_counted', {schema}.repair_batches(20));
+    exception when others then
+        problem := 'repair_batches: ' || sqlerrm;
     end;
     begin
         done := done || jsonb_build_object('workers_forgotten', {schema}.forget_workers(200));

@@ -59,7 +59,7 @@ from {schema}.jobs where batch_id = $1::uuid and id > $2::uuid order by id limit
 
 -- name: cancel
 -- Cancels one job: at once while it waits, by asking its attempt while it runs; one that has ended stays as it is. Tells
--- the workers at commit. Primary key of jobs.
+-- the workers at commit. Primary key of jobs, then its batch.
 with locked as materialized (
     select id, status from {schema}.jobs where id = $1::uuid for no key update
 ), ended as (
@@ -69,7 +69,7 @@ with locked as materialized (
         error_class = 'CancelledBeforeStart', error_message = $2::text, error_traceback = null,
         idempotency_freed = j.unique_while_active
     from locked l where j.id = l.id and l.status in ('scheduled', 'pending')
-    returning j.status
+    returning j.status, l.status as old, j.batch_id
 ), requested as (
     update {schema}.jobs j set cancel_requested_at = clock_timestamp(), cancel_phase = 1
     from locked l where j.id = l.id and l.status = 'running' and j.cancel_requested_at is null
@@ -82,13 +82,15 @@ with locked as materialized (
     from locked l, done d
 )
 select l.status::text as before, coalesce(d.status, l.status)::text as after, d.status is not null as initiated,
-    (select {schema}.notify_cancel() where d.status = 'running')
+    (select {schema}.notify_cancel() where d.status = 'running'),
+    (select {schema}.count_batches(array_agg(e.batch_id), array_agg(e.old), array_agg(e.status))
+     from ended e where e.batch_id is not null)
 from locked l left join done d on true
 
 -- name: retry
 -- Puts an ended job back into its queue, with one attempt more where it had none left; its end is kept in job_attempts.
 -- Answers the status it had; a job that has not ended is left alone. Primary key of jobs, then job_attempts and
--- actor_config by theirs.
+-- actor_config by theirs, then its batch.
 with locked as materialized (
     select * from {schema}.jobs where id = $1::uuid for update
 ), ended as materialized (
@@ -116,10 +118,12 @@ with locked as materialized (
         route = coalesce(c.queue, j.queue), lane = ''
     from ended e left join {schema}.actor_config c on c.actor = e.actor
     where j.id = e.id
-    returning j.id
+    returning j.id, j.batch_id, e.status as old, j.status
 )
 select l.status::text as before, exists (select from pended) as retried,
-    (select {schema}.wake() where exists (select from pended))
+    (select {schema}.wake() where exists (select from pended)),
+    (select {schema}.count_batches(array_agg(p.batch_id), array_agg(p.old), array_agg(p.status))
+     from pended p where p.batch_id is not null)
 from locked l
 
 -- name: job_status

@@ -233,55 +233,62 @@ create index batches_aborted on {schema}.batches (id) where status = 'aborted' a
 -- Batches that a sweep could not count at once, because somebody held them: recounted by the next tick.
 create table {schema}.batch_recounts (batch_id uuid not null);
 
+-- When which actor is to run. `next_fire_at` is the next slot; -infinity: to be found by the scheduler, from then on.
 create table {schema}.schedules (
     id                   uuid primary key,
-    name                 text not null unique,
+    name                 text not null unique check (octet_length(name) between 1 and 200),
     source               text not null check (source in ('decorator', 'manifest', 'api', 'system')),
     actor                text not null,
     kind                 text not null check (kind in ('cron', 'every')),
-    expression           text not null,
+    expression           text not null,  -- of `every`: seconds
     timezone             text not null default 'UTC',
     dst_strategy         text not null default 'skip' check (dst_strategy in ('skip', 'firstof', 'allof')),
     catch_up             text not null default 'fire_once' check (catch_up in ('fire_once', 'fire_all', 'skip')),
-    catch_up_max         integer not null default 100 check (catch_up_max between 1 and 10000),
-    catch_up_window      interval,
+    catch_up_max         integer not null default 100 check (catch_up_max between 1 and 1000),  -- slots a decision
+    catch_up_window      interval,  -- a slot later than this is passed over; null: none is too late
+    overlap              text not null default 'allow' check (overlap in ('allow', 'forbid')),
     smear                interval,
     payload              jsonb,
-    payload_factory      text,
-    options              jsonb not null default '{}',  -- per-job options of what it fires
+    payload_factory      text,      -- the function that makes the payload, in the worker that runs the job
+    options              jsonb not null default '{}',  -- of the jobs it fires: queue, priority, tags, …
     identity_key         text,
     enabled              boolean not null default true,
     disabled_by          text check (disabled_by in ('auto', 'operator')),
     retired_at           timestamptz,
     version              integer not null default 1,
-    next_fire_at         timestamptz,
+    next_fire_at         timestamptz not null default '-infinity',
     last_fired_at        timestamptz,
+    last_job_id          uuid,
+    ran_now_at           timestamptz,
     last_error           text,
     last_error_at        timestamptz,
     consecutive_failures integer not null default 0,
     retry_not_before     timestamptz,
-    claim_token          uuid,
+    claim_token          uuid,      -- the fence of a scheduler that decides on it
     claim_as_of          timestamptz,
     claimed_by           uuid,
     claim_expires_at     timestamptz,
     created_at           timestamptz not null default clock_timestamp(),
-    updated_at           timestamptz not null default clock_timestamp()
-);
+    updated_at           timestamptz not null default clock_timestamp(),
+    check (payload is null or payload_factory is null)
+) with (fillfactor = 50);
 create index schedules_due on {schema}.schedules (next_fire_at) where enabled and retired_at is null;
 
--- Why a schedule did, or did not, fire: one row a decision, one row an occurrence.
+-- Why a schedule did, or did not, fire: one row a decision, one row a slot that was decided on.
 create table {schema}.schedule_decisions (
     id          uuid primary key,
     schedule_id uuid not null references {schema}.schedules on delete cascade,
     version     integer not null,
+    action      text not null check (action in ('initialized', 'fired', 'run_now', 'backfilled', 'error', 'auto_paused',
+                'created', 'changed', 'paused', 'resumed', 'retired')),
     decided_at  timestamptz not null default clock_timestamp(),
-    decided_by  uuid not null,
-    as_of       timestamptz not null,
-    cursor_from timestamptz not null,
-    cursor_to   timestamptz not null,
-    due         integer not null,
-    fired       integer not null,
-    skipped     integer not null,
+    decided_by  uuid,  -- a scheduler or a worker; null: a person
+    as_of       timestamptz,
+    cursor_from timestamptz,
+    cursor_to   timestamptz,
+    fired       integer not null default 0,  -- jobs made
+    suppressed  integer not null default 0,  -- slots whose job another one kept out
+    skipped     integer not null default 0,  -- slots passed over, counted up to 10,000 a decision
     reason      text
 );
 create index schedule_decisions_schedule on {schema}.schedule_decisions (schedule_id, decided_at desc);
@@ -291,7 +298,7 @@ create table {schema}.schedule_occurrences (
     due_at      timestamptz not null,
     decision_id uuid not null references {schema}.schedule_decisions on delete cascade,
     job_id      uuid,
-    outcome     text not null check (outcome in ('fired', 'skipped', 'suppressed')),
+    outcome     text not null check (outcome in ('fired', 'overlapped', 'suppressed')),
     created_at  timestamptz not null default clock_timestamp(),
     primary key (schedule_id, due_at)
 );
@@ -805,6 +812,39 @@ begin
 end
 $$;
 
+-- Records that a schedule could not fire, or that its payload could not be made. `strike` counts it: the third in a row
+-- pauses the schedule. A `retry_after` puts its next try off and ends the claim on it; null leaves both alone. Answers
+-- whether it was paused. Locks the schedule.
+create function {schema}.schedule_failed(
+    of_schedule uuid, problem text, noticed_by uuid, strike boolean, retry_after interval
+) returns boolean
+language plpgsql volatile as $$
+declare
+    s {schema}.schedules%rowtype;
+    pausing boolean;
+begin
+    select * into s from {schema}.schedules where id = of_schedule and retired_at is null for update;
+    if not found then
+        return false;
+    end if;
+    pausing := strike and s.enabled and s.consecutive_failures >= 2;
+    insert into {schema}.schedule_decisions (id, schedule_id, version, action, decided_by, as_of, cursor_from, reason)
+    values ({schema}.uuid7(), s.id, s.version, case when pausing then 'auto_paused' else 'error' end, noticed_by,
+        s.claim_as_of, nullif(s.next_fire_at, '-infinity'), left(problem, 2000));
+    update {schema}.schedules set
+        last_error = left(problem, 2000), last_error_at = clock_timestamp(), updated_at = clock_timestamp(),
+        consecutive_failures = s.consecutive_failures + strike::integer,
+        enabled = s.enabled and not pausing,
+        disabled_by = case when pausing then 'auto' else s.disabled_by end,
+        version = s.version + pausing::integer,
+        retry_not_before = case when retry_after is null then s.retry_not_before else clock_timestamp() + retry_after end,
+        claim_token = case when retry_after is null and not pausing then s.claim_token end,
+        claim_expires_at = case when retry_after is null and not pausing then s.claim_expires_at end
+    where id = s.id;
+    return pausing;
+end
+$$;
+
 -- One bounded round of housekeeping. Any number of callers may run it at once: the one that holds the lock works, the
 -- others answer {"skipped": true} at once. A pass that fails loses only its own work; its key is absent from the answer
 -- and its error is in `maintenance`.
@@ -858,6 +898,62 @@ begin
 end
 $$;
 
+-- How many jobs of each of these actors are queued, for those that have a max_pending: the stored one, else `literals`.
+-- Until the transaction ends nobody else counts them, so that what is then inserted cannot exceed it; waits for that up
+-- to wait_ms, then 55P03. Counts no further than the cap. Serves from actor_config's key and jobs_capped.
+create function {schema}.count_capped(actors text[], literals integer[], wait_ms integer)
+returns table (name text, queued bigint, cap integer)
+language plpgsql volatile set lock_timeout = '5s' as $$
+begin
+    perform set_config('lock_timeout', wait_ms::text, true);
+    perform pg_advisory_xact_lock(k.key) from (
+        select distinct hashtextextended('taskq:max_pending:' || {schema_literal} || ':' || g.actor, 0) as key
+        from unnest(actors, literals) g(actor, literal) left join {schema}.actor_config c on c.actor = g.actor
+        where coalesce(c.max_pending, g.literal) is not null
+        order by key
+    ) k;
+    return query
+        select g.actor, (
+            select count(*) from (
+                select from {schema}.jobs j
+                where j.actor = g.actor and j.capped and j.status in ('scheduled', 'pending')
+                limit coalesce(c.max_pending, g.literal)
+            ) x
+        ), coalesce(c.max_pending, g.literal)
+        from unnest(actors, literals) g(actor, literal) left join {schema}.actor_config c on c.actor = g.actor
+        where coalesce(c.max_pending, g.literal) is not null;
+end
+$$;
+
+-- The newest job of each actor and identity that was enqueued within the last `windows` seconds and is in one of the
+-- statuses that `states` lists. Until the transaction ends nobody else looks for it, so that who finds none may insert
+-- one; waits for that up to wait_ms, then 55P03. Serves from jobs_identity.
+create function {schema}.unique_holders(
+    actors text[], identities text[], windows double precision[], states text[], wait_ms integer
+) returns table (ord bigint, id uuid)
+language plpgsql volatile set lock_timeout = '5s' as $$
+begin
+    perform set_config('lock_timeout', wait_ms::text, true);
+    perform pg_advisory_xact_lock(k.key) from (
+        select distinct hashtextextended(
+            format('taskq:unique_for:%s:%s:%s:%s', {schema_literal}, length(g.actor), g.actor, g.identity), 0) as key
+        from unnest(actors, identities) g(actor, identity)
+        order by key
+    ) k;
+    return query
+        select g.ord, x.id
+        from unnest(actors, identities, windows, states) with ordinality g(actor, identity, seconds, states, ord)
+        cross join lateral (
+            select j.id from {schema}.jobs j
+            where j.actor = g.actor and j.identity_key = g.identity
+              and j.created_at > clock_timestamp() - make_interval(secs => g.seconds)
+              and j.status = any(string_to_array(g.states, ',')::{schema}.job_status[])
+            order by j.created_at desc
+            limit 1
+        ) x;
+end
+$$;
+
 -- Enqueues a job from SQL: psql, triggers, pg_cron, other languages. The retry curve and the queue are what the actor's
 -- worker last stored in actor_config. Returns the job's id; with an idempotency key that is taken, the holder's id.
 create function {schema}.enqueue(
@@ -876,6 +972,7 @@ declare
     job uuid := {schema}.uuid7();
     holder uuid;
     held_by text;
+    queued bigint;
     due timestamptz := coalesce(enqueue.scheduled_at, clock_timestamp());
     home {schema}.actor_config%rowtype;
 begin
@@ -899,9 +996,20 @@ begin
     end if;
     select * into home from {schema}.actor_config c where c.actor = enqueue.actor;
     for try in 1..3 loop
+        if home.max_pending is not null and not exists (
+            select from {schema}.jobs j
+            where j.idempotency_scope = enqueue.idempotency_scope and j.idempotency_key = enqueue.idempotency_key
+              and not j.idempotency_freed
+        ) then
+            select c.queued into queued from {schema}.count_capped(array[enqueue.actor], '{null}', 5000) c;
+            if queued >= home.max_pending then
+                raise exception 'actor % has % queued jobs, its max_pending is %', enqueue.actor, queued, home.max_pending
+                    using errcode = '53400';
+            end if;
+        end if;
         insert into {schema}.jobs (id, scheduled_at, status, actor, queue, route, priority, payload, metadata, tags,
             idempotency_scope, idempotency_key, max_attempts, retry_kind, retry_backoff, retry_base, retry_cap,
-            retry_jitter, schedule_to_close)
+            retry_jitter, schedule_to_close, capped)
         values (job, due,
             case when due > clock_timestamp() then 'scheduled' else 'pending' end::{schema}.job_status,
             enqueue.actor,

@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -25,6 +26,7 @@ from taskqd.health.lines import GROUP_ENDS
 from taskqd.health.server import HealthServer, Report
 from taskqd.observe import logs
 from taskqd.observe.place import tell_place
+from taskqd.scheduler.firing import FireCounts, Firing, FiringLoop
 from taskqd.scheduler.maintenance import Maintenance, MaintenanceLoops
 from taskqd.settings import Settings
 from taskqd.storage.boot import boot_pool
@@ -100,6 +102,12 @@ class Scheduler:
             loops = MaintenanceLoops(
                 self._core, tick_cadence=self._settings.sweep_interval, on_failure=self._loop_failed
             )
+            tick = loops.loops[0]
+            schedules = FiringLoop(
+                self._firing,
+                may_begin=lambda: self._core.ticked_at is not None or tick.failures > 0,
+                on_failure=self._loop_failed,
+            )
             beat = BackgroundLoop("scheduler-beat", self._beat, cadence=1.0, on_failure=self._loop_failed)
             if self._settings.health_enabled:
                 self._health = HealthServer(
@@ -113,6 +121,7 @@ class Scheduler:
                 if self._settings.metrics_port is not None:
                     await self._health.listen_on_port(self._settings.metrics_host, self._settings.metrics_port)
             loops.start()
+            schedules.loop.start()
             assert self._credentials is not None  # noqa: S101 - opened with the pool
             self._credentials.start()
             if self._link is not None:
@@ -127,28 +136,32 @@ class Scheduler:
             await self._stopping.wait()
             self._phase = "draining"
             _log.info("shutdown-phase", phase=self._phase)
-            await asyncio.gather(*(loop.stop(STOP_TIMEOUT) for loop in (*loops.loops, beat)))
+            await asyncio.gather(*(loop.stop(STOP_TIMEOUT) for loop in (*loops.loops, schedules.loop, beat)))
             await self._unregister()
         finally:
             await self._close()
         return ExitCode.DONE
 
     async def run_once(self) -> int:
-        """One tick, then promotion until nothing is due."""
+        """One tick, then due schedules, then promotion until nothing is due."""
         self._install_signals()
-        outcome, counts, promoted = "stopped", {}, 0
+        outcome, counts, promoted, fires = "stopped", {}, 0, FireCounts()
         try:
             if await finished_before(self._open(), self._stopping) and not self._stopping.is_set():
                 outcome = "nothing_due"
+                until = time.monotonic() + ONCE_BUDGET
                 counts = await self._core.tick()
-                promoted, done = await self._core.promote(self._stopping.is_set, ONCE_BUDGET)
-                if not done:
+                fires, fired = await self._firing.fire_due(self._stopping.is_set, ONCE_BUDGET)
+                promoted, done = await self._core.promote(self._stopping.is_set, until - time.monotonic())
+                if not (fired and done):
                     outcome = "stopped" if self._stopping.is_set() else "budget_exhausted"
+                elif fires.claimed:
+                    outcome = "fired"
                 elif promoted or counts.get("reaped"):
                     outcome = "maintained"
         finally:
             await self._close()
-        json.dump({"outcome": outcome, "promoted": promoted, **counts}, sys.stdout)
+        json.dump({"outcome": outcome, "promoted": promoted, **counts, "schedules": asdict(fires)}, sys.stdout)
         sys.stdout.write("\n")
         return ExitCode.TRY_AGAIN if outcome == "budget_exhausted" else ExitCode.DONE
 
@@ -179,6 +192,7 @@ class Scheduler:
             turn=Turn.from_environ(),
         )
         self._core = Maintenance(self._pool, self._schema, statement_timeout=STATEMENT_TIMEOUT)
+        self._firing = Firing(self._pool, self._schema, self.id, statement_timeout=STATEMENT_TIMEOUT)
 
     async def _unregister(self) -> None:
         try:
@@ -287,8 +301,12 @@ class Scheduler:
         return Report(not reasons, {"ready": not reasons, "reason": "; ".join(reasons), "phase": self._phase})
 
     def _metrics(self) -> str:
-        core = self._core
+        core, fires = self._core, self._firing.total
         return (
             f"# TYPE taskq_scheduler_jobs_reaped_total counter\ntaskq_scheduler_jobs_reaped_total {core.reaped}\n"
             f"# TYPE taskq_scheduler_jobs_promoted_total counter\ntaskq_scheduler_jobs_promoted_total {core.promoted}\n"
+            f"# TYPE taskq_cron_fired_total counter\ntaskq_cron_fired_total {fires.fired}\n"
+            f"# TYPE taskq_cron_suppressed_total counter\ntaskq_cron_suppressed_total {fires.suppressed}\n"
+            f"# TYPE taskq_cron_skipped_slots_total counter\ntaskq_cron_skipped_slots_total {fires.skipped}\n"
+            f"# TYPE taskq_cron_failed_total counter\ntaskq_cron_failed_total {fires.failed}\n"
         )

@@ -206,6 +206,9 @@ create table {schema}.actor_config (
     updated_at     timestamptz not null default clock_timestamp()
 );
 
+-- The actors whose jobs enqueue counts before it adds one.
+create index actor_config_capped on {schema}.actor_config (actor) where max_pending is not null;
+
 -- A batch that enqueue_batch opened. The counters follow the ends of its jobs; its jobs themselves are the truth.
 create table {schema}.batches (
     id                   uuid primary key,
@@ -274,7 +277,8 @@ create table {schema}.schedules (
 ) with (fillfactor = 50);
 create index schedules_due on {schema}.schedules (next_fire_at) where enabled and retired_at is null;
 
--- Why a schedule did, or did not, fire: one row a decision, one row a slot that was decided on.
+-- Why a schedule did, or did not, fire: one row a decision, one row a slot that was decided on. The second is what keeps a
+-- slot from firing twice; it is written with its decision, under a lock of the schedule, and refers to both unchecked.
 create table {schema}.schedule_decisions (
     id          uuid primary key,
     schedule_id uuid not null references {schema}.schedules on delete cascade,
@@ -294,9 +298,9 @@ create table {schema}.schedule_decisions (
 create index schedule_decisions_schedule on {schema}.schedule_decisions (schedule_id, decided_at desc);
 
 create table {schema}.schedule_occurrences (
-    schedule_id uuid not null references {schema}.schedules on delete cascade,
+    schedule_id uuid not null,
     due_at      timestamptz not null,
-    decision_id uuid not null references {schema}.schedule_decisions on delete cascade,
+    decision_id uuid not null,
     job_id      uuid,
     outcome     text not null check (outcome in ('fired', 'overlapped', 'suppressed')),
     created_at  timestamptz not null default clock_timestamp(),
@@ -1018,7 +1022,7 @@ begin
             enqueue.idempotency_scope, enqueue.idempotency_key, coalesce(home.max_attempts, 3),
             coalesce(home.retry_kind, 'transient'), coalesce(home.retry_backoff, 'exponential'),
             coalesce(home.retry_base, 5), coalesce(home.retry_cap, 3600), coalesce(home.retry_jitter, 0.2),
-            clock_timestamp() + home.time_budget)
+            clock_timestamp() + home.time_budget, home.max_pending is not null)
         on conflict do nothing;
         if found then
             perform {schema}.wake();

@@ -15,29 +15,42 @@ if TYPE_CHECKING:
     from taskqd.client.rows import JobProgress as JobProgress
     from taskqd.client.taskq import TaskQ as TaskQ
     from taskqd.domain.errors import ActorDefinitionError as ActorDefinitionError
+    from taskqd.domain.errors import BackpressureError as BackpressureError
+    from taskqd.domain.errors import BatchAbortedError as BatchAbortedError
+    from taskqd.domain.errors import BatchMaxPendingExceededError as BatchMaxPendingExceededError
     from taskqd.domain.errors import BudgetExceededError as BudgetExceededError
     from taskqd.domain.errors import ConfigError as ConfigError
     from taskqd.domain.errors import DatabaseAuthError as DatabaseAuthError
     from taskqd.domain.errors import DatabaseUnavailableError as DatabaseUnavailableError
+    from taskqd.domain.errors import DependencyCycle as DependencyCycle
+    from taskqd.domain.errors import DIError as DIError
+    from taskqd.domain.errors import DuplicateIdempotencyKeyError as DuplicateIdempotencyKeyError
     from taskqd.domain.errors import EmptyBatchError as EmptyBatchError
     from taskqd.domain.errors import IdempotencyKeyActorMismatchError as IdempotencyKeyActorMismatchError
     from taskqd.domain.errors import IdempotencyKeyTakenError as IdempotencyKeyTakenError
     from taskqd.domain.errors import IllegalStateTransition as IllegalStateTransition
     from taskqd.domain.errors import JobFailed as JobFailed
     from taskqd.domain.errors import JobNotFoundError as JobNotFoundError
+    from taskqd.domain.errors import MaxPendingExceededError as MaxPendingExceededError
+    from taskqd.domain.errors import MaxPendingLockTimeoutError as MaxPendingLockTimeoutError
     from taskqd.domain.errors import MigrationChecksumError as MigrationChecksumError
     from taskqd.domain.errors import MigrationLockTimeoutError as MigrationLockTimeoutError
+    from taskqd.domain.errors import MissingProvider as MissingProvider
     from taskqd.domain.errors import PayloadNotStorableError as PayloadNotStorableError
     from taskqd.domain.errors import PayloadValidationError as PayloadValidationError
     from taskqd.domain.errors import ProgressTooLarge as ProgressTooLarge
+    from taskqd.domain.errors import ProviderFailed as ProviderFailed
     from taskqd.domain.errors import RecordedError as RecordedError
     from taskqd.domain.errors import RegistryError as RegistryError
     from taskqd.domain.errors import ResultTooLarge as ResultTooLarge
     from taskqd.domain.errors import ScheduleDefinitionError as ScheduleDefinitionError
     from taskqd.domain.errors import SchemaNotMigratedError as SchemaNotMigratedError
     from taskqd.domain.errors import SchemaOutOfRangeError as SchemaOutOfRangeError
+    from taskqd.domain.errors import ScopeViolation as ScopeViolation
+    from taskqd.domain.errors import SingletonCollisionError as SingletonCollisionError
     from taskqd.domain.errors import SubEnqueueError as SubEnqueueError
     from taskqd.domain.errors import TaskQError as TaskQError
+    from taskqd.domain.errors import UniqueForLockTimeoutError as UniqueForLockTimeoutError
     from taskqd.domain.ids import new_uuid as new_uuid
     from taskqd.domain.retry import RetryOverride as RetryOverride
     from taskqd.domain.retry import RetryPolicy as RetryPolicy
@@ -59,29 +72,42 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
     "taskqd.client.taskq": ("TaskQ",),
     "taskqd.domain.errors": (
         "ActorDefinitionError",
+        "BackpressureError",
+        "BatchAbortedError",
+        "BatchMaxPendingExceededError",
         "BudgetExceededError",
         "ConfigError",
+        "DIError",
         "DatabaseAuthError",
         "DatabaseUnavailableError",
+        "DependencyCycle",
+        "DuplicateIdempotencyKeyError",
         "EmptyBatchError",
         "IdempotencyKeyActorMismatchError",
         "IdempotencyKeyTakenError",
         "IllegalStateTransition",
         "JobFailed",
         "JobNotFoundError",
+        "MaxPendingExceededError",
+        "MaxPendingLockTimeoutError",
         "MigrationChecksumError",
         "MigrationLockTimeoutError",
+        "MissingProvider",
         "PayloadNotStorableError",
         "PayloadValidationError",
         "ProgressTooLarge",
+        "ProviderFailed",
         "RecordedError",
         "RegistryError",
         "ResultTooLarge",
         "ScheduleDefinitionError",
         "SchemaNotMigratedError",
         "SchemaOutOfRangeError",
+        "ScopeViolation",
+        "SingletonCollisionError",
         "SubEnqueueError",
         "TaskQError",
+        "UniqueForLockTimeoutError",
     ),
     "taskqd.domain.ids": ("new_uuid",),
     "taskqd.domain.retry": ("RetryOverride", "RetryPolicy"),

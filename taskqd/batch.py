@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
-from taskqd.client.batch import MAX_BATCH, BatchHandle, BatchStatus, EnqueueItem, wait_for_batch
+from taskqd.client.batch import (
+    MAX_BATCH,
+    AbortBatchAfter,
+    BatchFilter,
+    BatchHandle,
+    BatchStatus,
+    BatchSummary,
+    EnqueueItem,
+    wait_for_batch,
+)
 
-__all__ = ["MAX_BATCH", "BatchHandle", "BatchStatus", "EnqueueItem", "wait_for_batch"]
+__all__ = [
+    "MAX_BATCH",
+    "AbortBatchAfter",
+    "BatchFilter",
+    "BatchHandle",
+    "BatchStatus",
+    "BatchSummary",
+    "EnqueueItem",
+    "wait_for_batch",
+]

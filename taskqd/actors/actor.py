@@ -10,6 +10,7 @@ from typing import Any, Concatenate, Generic, Protocol, TypeAlias, TypeVar, over
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from taskqd.actors.admission import UNIQUE_STATES, Admission
 from taskqd.actors.context import JobContext
 from taskqd.actors.faithful import find_loss, holds_nul
 from taskqd.actors.hooks import DEFAULT_TIMEOUT, Hook, Hooks
@@ -23,6 +24,7 @@ from taskqd.domain.errors import (
 )
 from taskqd.domain.names import nearest
 from taskqd.domain.retry import RetryOverride, RetryPolicy
+from taskqd.domain.status import JobStatus
 
 P = TypeVar("P", bound=BaseModel)
 R = TypeVar("R")
@@ -39,6 +41,7 @@ class ActorRef(Generic[P, R]):
     """
 
     __slots__ = (
+        "admission",
         "fn",
         "has_hooks",
         "hooks",
@@ -70,6 +73,7 @@ class ActorRef(Generic[P, R]):
         non_retryable_exceptions: tuple[type[BaseException], ...],
         retry_classifier: RetryClassifier | None,
         hooks: Hooks,
+        admission: Admission,
     ) -> None:
         self.fn = fn
         self.name = name
@@ -85,6 +89,7 @@ class ActorRef(Generic[P, R]):
         self.retry_classifier = retry_classifier
         self.hooks = hooks
         self.has_hooks = bool(hooks)
+        self.admission = admission
 
     def __repr__(self) -> str:
         return f"ActorRef({self.name!r}, queue={self.queue!r})"
@@ -95,6 +100,28 @@ class ActorRef(Generic[P, R]):
             raise TypeError(f"actor {self.name!r} {'needs' if self.wants_ctx else 'takes no'} JobContext")
         result = self.fn(payload, ctx) if self.wants_ctx else self.fn(payload)
         return typing.cast(R, await result if inspect.isawaitable(result) else result)
+
+    # -- what enqueue lets in -----------------------------------------------------------------------
+
+    @property
+    def singleton(self) -> bool:
+        """Whether at most one of its jobs may be under way."""
+        return self.admission.singleton
+
+    @property
+    def max_pending(self) -> int | None:
+        """How many of its jobs may be queued, where the database does not say otherwise."""
+        return self.admission.max_pending
+
+    @property
+    def unique_for(self) -> timedelta | None:
+        """The window in which one job for each ``identity_key`` is enough."""
+        return self.admission.unique_for
+
+    @property
+    def unique_states(self) -> tuple[JobStatus, ...]:
+        """Where a job within that window has to be to be enough."""
+        return self.admission.unique_states
 
     # -- what travels through the database ----------------------------------------------------------
 
@@ -214,6 +241,10 @@ def actor(
     on_retry_exhausted_timeout: float = DEFAULT_TIMEOUT,
     on_cancel: Hook | None = None,
     on_cancel_timeout: float = DEFAULT_TIMEOUT,
+    singleton: bool = False,
+    max_pending: int | None = None,
+    unique_for: timedelta | None = None,
+    unique_states: tuple[JobStatus, ...] = UNIQUE_STATES,
 ) -> ActorDecorator: ...
 
 
@@ -234,6 +265,10 @@ def actor(
     on_retry_exhausted_timeout: float = DEFAULT_TIMEOUT,
     on_cancel: Hook | None = None,
     on_cancel_timeout: float = DEFAULT_TIMEOUT,
+    singleton: bool = False,
+    max_pending: int | None = None,
+    unique_for: timedelta | None = None,
+    unique_states: tuple[JobStatus, ...] = UNIQUE_STATES,
     **unknown: Any,
 ) -> Any:
     """Declare an actor, bare or with options.
@@ -263,6 +298,17 @@ def actor(
         a rule in the worker that ran it, once. An end that no worker saw, such as a crash or a deadline that passed in
         the queue, is told to some worker later, at least once. Each has its ``…_timeout``, default 3 seconds, at most
         300. What it raises is logged and changes nothing.
+    ``singleton``
+        At most one of its jobs may be queued or running; enqueueing another raises ``SingletonCollisionError``. Default
+        False.
+    ``max_pending``
+        How many of its jobs may be queued, 0 refuses all; one more raises ``MaxPendingExceededError``. None (default)
+        is no limit. It is stored with the actor when that first starts; from then on what is stored wins.
+    ``unique_for``
+        Within this time of the enqueue of a job, enqueueing another with the same ``identity_key`` answers with that
+        one. None (default) is no such window; a job without an ``identity_key`` is never answered so.
+    ``unique_states``
+        The statuses in which it has to be then, a tuple; default all but the ended ones.
 
     Raises ``ActorDefinitionError``, at import time, with a message that names the fix.
     """
@@ -288,6 +334,7 @@ def actor(
                 on_cancel,
                 on_cancel_timeout,
             ),
+            admission=Admission(singleton, max_pending, unique_for, unique_states),
         )
 
     return declare if fn is None else declare(fn)
@@ -333,6 +380,7 @@ def _problem(
     non_retryable_exceptions: Any,
     retry_classifier: Any,
     hooks: Hooks,
+    admission: Admission,
 ) -> str:
     """Say what is wrong with the options, ``""`` when nothing is."""
     if problem := queue_problem(queue) or priority_problem(priority) or limit_problem("start_to_close", start_to_close):
@@ -347,4 +395,4 @@ def _problem(
         not callable(retry_classifier) or inspect.iscoroutinefunction(retry_classifier)
     ):
         return f"retry_classifier = {retry_classifier!r} must be a plain function of (exception, attempt)"
-    return hooks.problem()
+    return hooks.problem() or admission.problem()

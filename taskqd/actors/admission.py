@@ -23,7 +23,7 @@ class Admission:
 
     def problem(self) -> str:
         """Say what is wrong with them, ``""`` when nothing is."""
-        if not isinstance(self.singleton, bool):
+        if self.singleton not in (True, False):
             return f"singleton = {self.singleton!r} must be True or False"
         whole = isinstance(self.max_pending, int) and not isinstance(self.max_pending, bool)
         if self.max_pending is not None and not (whole and 0 <= self.max_pending <= MAX_PENDING):

@@ -38,6 +38,8 @@ class JobEnqueuer(Protocol):
         idempotency_key: str | None = None,
         idempotency_scope: str = "",
         unique_while: Literal["stored", "active"] = "stored",
+        identity_key: str | None = None,
+        fairness_key: str | None = None,
         batch_id: UUID | None = None,
         metadata: Mapping[str, Any] | None = None,
         tags: Sequence[str] = (),
@@ -45,12 +47,30 @@ class JobEnqueuer(Protocol):
         """Enqueue one job; returns its handle."""
         ...
 
-    async def enqueue_batch(self, items: Sequence[Any], *, batch_id: UUID | None = None) -> Any:
-        """Enqueue up to 1,000 ``EnqueueItem`` in one transaction; returns the batch's handle."""
+    async def enqueue_batch(
+        self, items: Sequence[Any], *, batch_id: UUID | None = None, finalizer: Any = None, failure_policy: Any = None
+    ) -> Any:
+        """Enqueue up to 1,000 ``EnqueueItem`` in one transaction; returns the batch's handle.
+
+        ``finalizer`` is an ``EnqueueItem`` that runs when all of them have ended, ``failure_policy`` an
+        ``AbortBatchAfter``.
+        """
         ...
 
-    async def batch_counts(self, batch_id: UUID) -> dict[str, int]:
-        """Return how many jobs of a batch are in each status."""
+    async def enqueue_batch_fast(self, items: Sequence[Any], *, batch_id: UUID | None = None) -> int:
+        """Enqueue up to 50,000 ``EnqueueItem`` with one COPY; returns how many."""
+        ...
+
+    async def enqueue_batch_streaming(self, items: Any, *, batch_id: UUID | None = None, chunk_size: int = 1000) -> Any:
+        """Enqueue what an iterable yields in chunks, each of which commits by itself; returns the batch's handle."""
+        ...
+
+    async def batch_counts(self, batch_id: UUID, *, exclude_job_id: UUID | None = None) -> dict[str, int]:
+        """Return how many jobs of a batch, but for ``exclude_job_id``, are in each status."""
+        ...
+
+    async def batch_state(self, batch_id: UUID) -> str | None:
+        """Return whether a batch is active, complete or aborted; None when none of that id was opened."""
         ...
 
     async def batch_jobs(self, batch_id: UUID, *, after: UUID | None = None, limit: int = 500) -> Sequence[Any]:

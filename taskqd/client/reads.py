@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
+from taskqd.client.batch import BatchFilter, BatchSummary
 from taskqd.client.control import JobControl
 from taskqd.client.rows import JobProgress, JobRow
 from taskqd.client.unmigrated import explain_unmigrated
@@ -54,11 +55,24 @@ class JobReader:
             raise JobNotFoundError(job_id)
         return JobProgress.from_record(record)
 
-    async def batch_counts(self, batch_id: UUID) -> dict[str, int]:
+    async def batch_counts(self, batch_id: UUID, *, exclude_job_id: UUID | None = None) -> dict[str, int]:
         """Return how many jobs of the batch are in each status; a status without jobs is left out."""
         with explain_unmigrated(self._schema):
-            records = await self._pool.fetch(self._sql.batch_counts, batch_id)
+            records = await self._pool.fetch(self._sql.batch_counts, batch_id, exclude_job_id)
         return {record["status"]: record["jobs"] for record in records}
+
+    async def batch_state(self, batch_id: UUID) -> str | None:
+        """Return the stored status of the batch, None when it was never opened."""
+        with explain_unmigrated(self._schema):
+            state: str | None = await self._pool.fetchval(self._sql.batch_state, batch_id)
+        return state
+
+    async def list_batches(self, which: BatchFilter) -> list[BatchSummary]:
+        """See ``TaskQ.list_batches``."""
+        arguments = (which.batch_id, which.queue, which.active, which.limit)
+        with explain_unmigrated(self._schema):
+            records = await self._pool.fetch(self._sql.batches, *arguments)
+        return [BatchSummary.from_record(record) for record in records]
 
     async def batch_jobs(self, batch_id: UUID, *, after: UUID | None = None, limit: int = 500) -> list[JobRow]:
         """Return a page of the batch's jobs in the order they were made, those after the job ``after``.

@@ -41,6 +41,8 @@ class JobRow:
     batch_id: UUID | None
     idempotency_scope: str
     idempotency_key: str | None
+    identity_key: str | None
+    fairness_key: str | None
     payload: Any
     result: Any
     metadata: Any

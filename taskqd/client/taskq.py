@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 from uuid import UUID
 
 from taskqd.actors.actor import ActorRef
+from taskqd.client.batch import BatchFilter, BatchSummary
 from taskqd.client.control import CancelResult
 from taskqd.client.enqueue import Connection, Enqueuer
 from taskqd.client.handle import JobHandle
@@ -135,6 +136,7 @@ class TaskQ(Jobs):
                     return self
             wake = WakeSender(pool, self.schema, _wake_failed)
             wake.start()
+            self._sender = wake
             super().__init__(_Bound(pool), self._enqueuer, wake)
         elif not self._pool.is_ours:
             raise RuntimeError("the TaskQ is open on another event loop; open another one here")
@@ -148,7 +150,7 @@ class TaskQ(Jobs):
         if not self._pool.is_ours:
             raise RuntimeError("the TaskQ is open on another event loop; close it there")
         pool = self._pool.pool
-        await self._wake.close()
+        await self._sender.close()
         self._close_pool()
         if self._given_pool is None:
             try:
@@ -203,6 +205,10 @@ class TaskQ(Jobs):
         ``IdempotencyKeyTakenError`` when its key, freed by its end, is another job's now.
         """
         await self._reader.control.retry(job_id, connection)
+
+    async def list_batches(self, which: BatchFilter | None = None) -> list[BatchSummary]:
+        """Return the newest batches that were opened by ``enqueue_batch`` and the like, newest first."""
+        return await self._reader.list_batches(BatchFilter() if which is None else which)
 
     def handle(self, job_id: UUID, actor: ActorRef[Any, R]) -> JobHandle[R]:
         """Return a handle on a job whose id is known, for waiting on it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import asyncpg
 
@@ -15,6 +15,14 @@ SPACING = 0.02
 """Seconds between two notifications: a NOTIFY in every transaction costs four fifths of the enqueue rate."""
 FLUSH_TIMEOUT = 5.0
 """Seconds that closing may spend on a notification that is still owed."""
+
+
+class Wakes(Protocol):
+    """What is told of each commit that workers are to be woken for."""
+
+    def request(self) -> None:
+        """Ask for a wake-up; call it after the insert has committed."""
+        ...
 
 
 class WakeSender:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from taskqd.domain.exit_codes import ExitCode
@@ -124,6 +124,67 @@ class IdempotencyKeyTakenError(TaskQError):
         self.job_id = job_id
 
 
+class DuplicateIdempotencyKeyError(TaskQError):
+    """An idempotency key of ``enqueue_batch_fast`` is there twice, or a stored job holds it; nothing was enqueued.
+
+    ``holder`` is the job that holds it, None when another item does.
+    """
+
+    def __init__(self, key: str, scope: str, holder: UUID | None) -> None:
+        where = "is given twice" if holder is None else f"is held by job {holder}"
+        super().__init__(f"idempotency key {key!r} (scope {scope!r}) {where}; nothing was enqueued")
+        self.key, self.scope, self.holder = key, scope, holder
+
+
+class BackpressureError(TaskQError):
+    """There are jobs enough of this kind for now; try again later."""
+
+
+class SingletonCollisionError(BackpressureError):
+    """Another job of a ``singleton`` actor has not ended. ``retry_after`` are seconds worth waiting, a guess."""
+
+    def __init__(self, actor: str, blocking_job_id: UUID, retry_after: float) -> None:
+        super().__init__(f"actor {actor!r} is a singleton and its job {blocking_job_id} has not ended")
+        self.actor, self.blocking_job_id, self.retry_after = actor, blocking_job_id, retry_after
+
+
+class MaxPendingExceededError(BackpressureError):
+    """The actor has as many queued jobs as its ``max_pending`` allows."""
+
+    def __init__(self, actor: str, current_count: int, max_pending: int) -> None:
+        super().__init__(f"actor {actor!r} has {current_count} queued jobs, its max_pending is {max_pending}")
+        self.actor, self.current_count, self.max_pending = actor, current_count, max_pending
+
+
+class BatchMaxPendingExceededError(BackpressureError):
+    """Actors of a batch had no room for their items, which were refused; the items of all others are enqueued.
+
+    ``refused`` maps each such actor to the indices of its items; try those again, not the whole batch. ``actor``,
+    ``indices``, ``current_count`` and ``max_pending`` are those of the first. ``batch`` is the handle of what was
+    enqueued, None when nothing was, or where a count is the answer.
+    """
+
+    def __init__(
+        self, refused: Mapping[str, Sequence[int]], current_count: int, max_pending: int, batch: Any = None
+    ) -> None:
+        self.refused = {actor: list(indices) for actor, indices in refused.items()}
+        self.actor, self.indices = next(iter(self.refused.items()))
+        number = sum(map(len, self.refused.values()))
+        super().__init__(
+            f"actor {self.actor!r} has {current_count} queued jobs, its max_pending is {max_pending}: {number} items "
+            f"of {', '.join(map(repr, self.refused))} refused, all others enqueued"
+        )
+        self.current_count, self.max_pending, self.batch = current_count, max_pending, batch
+
+
+class MaxPendingLockTimeoutError(BackpressureError):
+    """Too many enqueue jobs of an actor with ``max_pending`` at once, or one transaction that does stays open."""
+
+
+class UniqueForLockTimeoutError(TaskQError):
+    """Somebody who enqueues under the same ``identity_key`` of an actor with ``unique_for`` does not commit."""
+
+
 class PayloadValidationError(TaskQError):
     """The payload does not fit the actor's model. Holds no input values, so it is safe to log."""
 
@@ -154,6 +215,18 @@ class ResultTooLarge(TaskQError):
     def __init__(self, actor: str, size: int, limit: int) -> None:
         super().__init__(f"result of actor {actor!r} is {size} bytes, the limit is {limit} (TASKQ_RESULT_MAX_BYTES)")
         self.actor, self.size, self.limit = actor, size, limit
+
+
+class ActorProcessDied(TaskQError):
+    """The process of an isolated actor ended before its actor did: killed by a signal, or by an exit of its own."""
+
+
+class MemoryLimitExceeded(TaskQError):
+    """An isolated actor held more memory than its ``memory_limit``, and was killed."""
+
+    def __init__(self, actor: str, used: int, limit: int) -> None:
+        super().__init__(f"actor {actor!r} held {used >> 20} MiB of memory of its own, the limit is {limit >> 20} MiB")
+        self.actor, self.used, self.limit = actor, used, limit
 
 
 class ProgressTooLarge(TaskQError):
@@ -204,3 +277,11 @@ class JobNotFoundError(TaskQError, KeyError):
 
 class EmptyBatchError(TaskQError):
     """A waited-for batch holds fewer jobs than expected and none is in flight."""
+
+
+class BatchAbortedError(TaskQError):
+    """The batch was aborted, by its ``AbortBatchAfter`` policy, and none of its jobs is in flight."""
+
+    def __init__(self, batch_id: UUID) -> None:
+        super().__init__(f"batch {batch_id} was aborted")
+        self.batch_id = batch_id

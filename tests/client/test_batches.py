@@ -12,6 +12,7 @@ import asyncpg
 import pytest
 
 from taskqd import (
+    BatchAbortedError,
     EmptyBatchError,
     EnqueueItem,
     JobStatus,
@@ -195,38 +196,61 @@ async def test_a_page_is_one_to_a_thousand_jobs(tq: TaskQ, limit: int) -> None:
 class Counts:
     """Stands for what can count a batch: answers one count after the other, the last for ever."""
 
-    def __init__(self, *answers: dict[str, int]) -> None:
+    def __init__(self, *answers: dict[str, int], state: str | None = None) -> None:
         self.answers = list(answers)
+        self.state = state
         self.asked = 0
+        self.excluded: UUID | None = None
 
-    async def batch_counts(self, _batch_id: UUID) -> dict[str, int]:
+    async def batch_counts(self, _batch_id: UUID, *, exclude_job_id: UUID | None = None) -> dict[str, int]:
         self.asked += 1
+        self.excluded = exclude_job_id
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+    async def batch_state(self, _batch_id: UUID) -> str | None:
+        return self.state
 
 
 @pytest.mark.parametrize(
-    ("counts", "options", "outcome"),
+    ("counts", "state", "options", "outcome"),
     [
-        ({"succeeded": 2, "failed": 1}, {}, BatchStatus(3, 0, 2, 1, 0, 0, 0)),
-        ({"succeeded": 2}, {"expect_at_least": 2}, BatchStatus(2, 0, 2, 0, 0, 0, 0)),
-        ({"succeeded": 2}, {"expect_at_least": 3}, "holds 2 jobs, 3 were expected"),
-        ({}, {"expect_at_least": 1, "on_empty": "ok"}, "holds 0 jobs, 1 were expected"),
-        ({}, {}, "holds no jobs"),
-        ({}, {"on_empty": "ok"}, BatchStatus(0, 0, 0, 0, 0, 0, 0)),
-        ({"pending": 1}, {}, Snooze),
-        ({"scheduled": 1, "succeeded": 9}, {"expect_at_least": 3}, Snooze),
-        ({"running": 1}, {"expect_at_least": 5}, Snooze),
+        ({"succeeded": 2, "failed": 1}, "complete", {}, BatchStatus(3, 0, 2, 1, 0, 0, 0)),
+        ({"succeeded": 2, "failed": 1}, None, {}, BatchStatus(3, 0, 2, 1, 0, 0, 0)),
+        ({"succeeded": 2}, "active", {"expect_at_least": 2}, BatchStatus(2, 0, 2, 0, 0, 0, 0)),
+        ({"succeeded": 2}, "complete", {"expect_at_least": 3}, "holds 2 jobs, 3 were expected"),
+        ({}, "active", {"expect_at_least": 1, "on_empty": "ok"}, "holds 0 jobs, 1 were expected"),
+        ({}, None, {}, "holds no jobs"),
+        ({}, None, {"on_empty": "ok"}, BatchStatus(0, 0, 0, 0, 0, 0, 0)),
+        ({}, "active", {}, BatchStatus(0, 0, 0, 0, 0, 0, 0)),
+        ({"pending": 1}, "active", {}, Snooze),
+        ({"scheduled": 1, "succeeded": 9}, "active", {"expect_at_least": 3}, Snooze),
+        ({"running": 1}, None, {"expect_at_least": 5}, Snooze),
+        ({"running": 1, "failed": 3}, "aborted", {}, Snooze),
+        ({"cancelled": 1, "failed": 3}, "aborted", {}, BatchAbortedError),
+        ({"failed": 1}, "aborted", {"expect_at_least": 5}, BatchAbortedError),
     ],
 )
-async def test_what_waiting_for_a_batch_decides(counts: dict[str, int], options: dict[str, Any], outcome: Any) -> None:
+async def test_what_waiting_for_a_batch_decides(
+    counts: dict[str, int], state: str | None, options: dict[str, Any], outcome: Any
+) -> None:
+    reader = Counts(counts, state=state)
     if isinstance(outcome, BatchStatus):
-        assert await wait_for_batch(Counts(counts), new_uuid(), **options) == outcome
-    elif outcome is Snooze:
-        with pytest.raises(Snooze):
-            await wait_for_batch(Counts(counts), new_uuid(), **options)
-    else:
+        assert await wait_for_batch(reader, new_uuid(), **options) == outcome
+    elif isinstance(outcome, str):
         with pytest.raises(EmptyBatchError, match=outcome):
-            await wait_for_batch(Counts(counts), new_uuid(), **options)
+            await wait_for_batch(reader, new_uuid(), **options)
+    else:
+        with pytest.raises(outcome):
+            await wait_for_batch(reader, new_uuid(), **options)
+
+
+async def test_a_job_of_the_batch_need_not_wait_for_itself(tq: TaskQ, finish: Finish) -> None:
+    batch = await tq.enqueue_batch(items(2))
+    await finish(batch.job_handles[0].job_id)
+    with pytest.raises(Snooze):
+        await wait_for_batch(tq, batch.batch_id)
+    status = await wait_for_batch(tq, batch.batch_id, exclude_job_id=batch.job_handles[1].job_id)
+    assert status == BatchStatus(1, 0, 1, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(("asked", "given"), [(10.0, 10.0), (0.0, 1.0), (-5.0, 1.0), (2.5, 2.5)])

@@ -1,31 +1,34 @@
 -- The statements of a client: enqueue and reads.
 
 -- name: enqueue
--- Inserts jobs; one whose idempotency key is taken inserts nothing. Answers the ids inserted. Serves from
--- jobs_idempotency. Locks nothing that exists; waits only for an uncommitted insert of the same key, and inserts in key
--- order, so that batches that share keys cannot deadlock. One stamp for all: the ids keep the caller's order.
+-- Inserts jobs and answers the ids inserted. Inserts nothing for one whose idempotency key is taken, for another
+-- singleton, and, unless $26 says that the jobs were counted, for one of an actor that has a max_pending. Serves from
+-- jobs_idempotency, jobs_singleton and actor_config_capped. Locks nothing that exists; waits only for an uncommitted
+-- insert of the same key, and inserts in key order, so that batches that share keys cannot deadlock. One stamp for all:
+-- the ids keep the caller's order.
 insert into {schema}.jobs (
     id, actor, queue, route, payload, priority, scheduled_at, status, idempotency_scope, idempotency_key,
     unique_while_active, tags, metadata, start_to_close, schedule_to_close, heartbeat_timeout, max_attempts, retry_kind,
-    retry_backoff, retry_base, retry_cap, retry_jitter, batch_id
+    retry_backoff, retry_base, retry_cap, retry_jitter, batch_id, identity_key, fairness_key, singleton, capped
 )
 select g.id, g.actor, g.queue, g.queue, g.payload::jsonb, g.priority, coalesce(g.scheduled_at, (select clock_timestamp())),
     (case when g.scheduled_at > clock_timestamp() then 'scheduled' else 'pending' end)::{schema}.job_status,
     g.idempotency_scope, g.idempotency_key, g.unique_while_active, string_to_array(g.tags, ','), g.metadata::jsonb,
     make_interval(secs => g.start_to_close), clock_timestamp() + make_interval(secs => g.schedule_to_close),
     make_interval(secs => g.heartbeat_timeout), g.max_attempts, g.retry_kind, g.retry_backoff, g.retry_base, g.retry_cap,
-    g.retry_jitter, g.batch_id
+    g.retry_jitter, g.batch_id, g.identity_key, g.fairness_key, g.singleton, g.capped
 from unnest(
     $1::uuid[], $2::text[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[], $7::text[], $8::text[],
     $9::bool[], $10::text[], $11::text[], $12::float8[], $13::float8[], $14::float8[], $15::int[], $16::text[],
-    $17::text[], $18::real[], $19::real[], $20::real[], $21::uuid[]
+    $17::text[], $18::real[], $19::real[], $20::real[], $21::uuid[], $22::text[], $23::text[], $24::bool[], $25::bool[]
 ) with ordinality as g(
     id, actor, queue, payload, priority, scheduled_at, idempotency_scope, idempotency_key, unique_while_active, tags,
     metadata, start_to_close, schedule_to_close, heartbeat_timeout, max_attempts, retry_kind, retry_backoff, retry_base,
-    retry_cap, retry_jitter, batch_id, ord
+    retry_cap, retry_jitter, batch_id, identity_key, fairness_key, singleton, capped, ord
 )
+where $26::bool or g.actor <> all(array(select c.actor from {schema}.actor_config c where c.max_pending is not null))
 order by g.idempotency_scope collate "C", g.idempotency_key collate "C", g.ord
-on conflict (idempotency_scope, idempotency_key) where idempotency_key is not null and not idempotency_freed do nothing
+on conflict do nothing
 returning id
 
 -- name: key_holders
@@ -35,6 +38,24 @@ from unnest($1::text[], $2::text[]) with ordinality as g(scope, key, ord)
 join {schema}.jobs j on j.idempotency_scope = g.scope and j.idempotency_key = g.key
 where j.idempotency_key is not null and not j.idempotency_freed
 
+-- name: singletons
+-- The jobs of these actors that let no other in, and the seconds until they are due. Serves from jobs_singleton.
+select j.actor, j.id, extract(epoch from j.scheduled_at - clock_timestamp())::float8 as due_in
+from {schema}.jobs j
+where j.singleton and j.status in ('scheduled', 'pending', 'running') and j.actor = any($1::text[])
+
+-- name: count_capped
+-- Counts the queued jobs of the actors that have a max_pending, and lets nobody else count them meanwhile.
+select name, queued, cap from {schema}.count_capped($1::text[], $2::int[], $3::int)
+
+-- name: unique_holders
+-- The jobs that are enough for their actor and identity, and lets nobody else look for them meanwhile.
+select ord, id from {schema}.unique_holders($1::text[], $2::text[], $3::float8[], $4::text[], $5::int)
+
+-- name: clock
+-- The database's time.
+select clock_timestamp()
+
 -- name: wake
 -- Wakes sleeping workers of the schema when the surrounding transaction commits.
 select {schema}.wake()
@@ -43,7 +64,7 @@ select {schema}.wake()
 -- One job. Primary key.
 select id, actor, queue, route, status::text as status, priority, attempt, max_attempts, epoch, interrupt_count,
     snooze_count, created_at, scheduled_at, claimed_at, started_at, finished_at, schedule_to_close, worker_id, batch_id,
-    idempotency_scope, idempotency_key, payload::text as payload, result::text as result,
+    idempotency_scope, idempotency_key, identity_key, fairness_key, payload::text as payload, result::text as result,
     metadata::text as metadata, tags, error_class, error_message, error_traceback,
     progress_seq, progress_state::text as progress_state
 from {schema}.jobs where id = $1::uuid
@@ -52,7 +73,7 @@ from {schema}.jobs where id = $1::uuid
 -- A page of a batch's jobs in the order they were made. Serves from jobs_batch.
 select id, actor, queue, route, status::text as status, priority, attempt, max_attempts, epoch, interrupt_count,
     snooze_count, created_at, scheduled_at, claimed_at, started_at, finished_at, schedule_to_close, worker_id, batch_id,
-    idempotency_scope, idempotency_key, payload::text as payload, result::text as result,
+    idempotency_scope, idempotency_key, identity_key, fairness_key, payload::text as payload, result::text as result,
     metadata::text as metadata, tags, error_class, error_message, error_traceback,
     progress_seq, progress_state::text as progress_state
 from {schema}.jobs where batch_id = $1::uuid and id > $2::uuid order by id limit $3::int
@@ -136,9 +157,45 @@ select status::text as status, progress_seq, progress_state::text as progress_st
 from {schema}.jobs where id = $1::uuid
 
 -- name: batch_counts
--- How many jobs of a batch are in each status. Serves from jobs_batch.
-select status::text as status, count(*) as jobs from {schema}.jobs where batch_id = $1::uuid group by status
+-- How many jobs of a batch are in each status, $2 left out. Serves from jobs_batch.
+select status::text as status, count(*) as jobs from {schema}.jobs
+where batch_id = $1::uuid and ($2::uuid is null or id <> $2::uuid) group by status
+
+-- name: batch_state
+-- The stored status of a batch. Primary key.
+select status from {schema}.batches where id = $1::uuid
 
 -- name: open_batch
--- Records a batch once. Primary key; locks no existing row.
-insert into {schema}.batches (id) values ($1::uuid) on conflict (id) do nothing
+-- Records a batch once and answers its status and its finalizer. Primary key; locks no existing row.
+with opened as (
+    insert into {schema}.batches (id, queue, total, failure_threshold) values ($1::uuid, $2::text, $3::int, $4::int)
+    on conflict (id) do nothing
+    returning status, finalizer_job_id
+)
+select status, finalizer_job_id from opened
+union all
+select b.status, b.finalizer_job_id from {schema}.batches b where b.id = $1::uuid and not exists (select from opened)
+
+-- name: attach_finalizer
+-- Gives a batch its finalizer, once; answers the one it has. Primary key of batches.
+with attached as (
+    update {schema}.batches set finalizer_job_id = $2::uuid where id = $1::uuid and finalizer_job_id is null
+    returning finalizer_job_id
+)
+select finalizer_job_id from attached
+union all
+select b.finalizer_job_id from {schema}.batches b where b.id = $1::uuid and not exists (select from attached)
+
+-- name: close_batch
+-- Completes a batch none of whose jobs is in flight: its last end may have come before its finalizer.
+select {schema}.close_batches(array[$1::uuid])
+
+-- name: batches
+-- The newest batches, $1 one of them, $2 of a queue, $3 (un)finished. Serves from batches_created.
+select id, status, queue, total, succeeded, failed, cancelled, crashed, abandoned, consecutive_failures,
+    failure_threshold, finalizer_job_id, created_at, completed_at
+from {schema}.batches
+where ($1::uuid is null or id = $1::uuid) and ($2::text is null or queue = $2::text)
+  and ($3::bool is null or (completed_at is null) = $3::bool)
+order by created_at desc, id desc
+limit $4::int

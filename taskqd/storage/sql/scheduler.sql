@@ -96,20 +96,23 @@ from (
 with given as materialized (
     select * from unnest($1::uuid[], $2::uuid[], $3::text[], $4::int[], $5::timestamptz[], $6::int[])
         as g(schedule_id, decision_id, action, version, cursor_to, skipped)
+        order by schedule_id
 ), locked as materialized (
-    select s.id, s.name, s.version, s.actor, s.overlap, s.payload, s.payload_factory, s.options, s.identity_key,
-        s.next_fire_at, s.last_job_id, coalesce($8::timestamptz, s.claim_as_of) as as_of,
-        g.decision_id, g.action, g.cursor_to, g.skipped
-    from given g join {schema}.schedules s on s.id = g.schedule_id
-    where s.version = g.version and s.retired_at is null
-      and ($7::uuid is null or (s.claim_token = $7::uuid and s.claim_expires_at > clock_timestamp() and s.enabled))
-    order by s.id
-    for update of s skip locked
+    select s.*, coalesce($8::timestamptz, s.claim_as_of) as as_of, g.decision_id, g.action, g.cursor_to, g.skipped
+    from given g cross join lateral (
+        select s.id, s.name, s.version, s.actor, s.overlap, s.payload, s.payload_factory, s.options, s.identity_key,
+            s.next_fire_at, s.last_job_id, s.claim_as_of
+        from {schema}.schedules s
+        where s.id = g.schedule_id and s.version = g.version and s.retired_at is null
+          and ($7::uuid is null or (s.claim_token = $7::uuid and s.claim_expires_at > clock_timestamp() and s.enabled))
+        for update skip locked
+    ) s
 ), slot as materialized (
     select l.*, t.due_at, t.job_id, row_number() over (partition by l.id order by t.due_at) as nth
     from unnest($9::uuid[], $10::timestamptz[], $11::uuid[]) as t(decision_id, due_at, job_id)
     join locked l on l.decision_id = t.decision_id
-    where not exists (select from {schema}.schedule_occurrences o where o.schedule_id = l.id and o.due_at = t.due_at)
+    -- A look-up for each, whatever the statistics say.
+    where (select o.due_at from {schema}.schedule_occurrences o where o.schedule_id = l.id and o.due_at = t.due_at) is null
 ), weighed as materialized (
     select s.*,
         s.overlap = 'forbid' and (s.nth > 1 or exists (
@@ -180,5 +183,6 @@ select id, fired, suppressed, skipped, case when fired > 0 then extract(epoch fr
 from outcome
 
 -- name: join_by_hash
--- For the fire's transaction: sessions are pinned for hot statements on the jobs; this one joins arrays with each other.
-set local enable_hashjoin = on
+-- For the fire's transaction: sessions are pinned for hot statements on the jobs; this one joins long arrays with each
+-- other, and a plan that knows how long they are.
+select set_config('enable_hashjoin', 'on', true), set_config('plan_cache_mode', 'force_custom_plan', true)

@@ -14,7 +14,7 @@ from taskqd.supervisor.fork_server import ForkServer, leave
 
 def main(references: Sequence[str]) -> int:
     """Serve the supervisor until it ends. Returns in forked workers only, with their exit codes."""
-    server = ForkServer(lambda: _import(references), lambda: _rehearse(references))
+    server = ForkServer(lambda: _import(references))
     _, _, actors = server.serve()  # worker --actors REFERENCE
 
     from taskqd.cli.main import report

@@ -196,13 +196,25 @@ async def with_retry(
 async def require_writable(database: asyncpg.Connection | asyncpg.Pool, dsn: str, timeout: float) -> None:
     """Raise ``DatabaseUnavailableError`` when nothing can be written through ``database``."""
     try:
-        if await database.fetchval("show transaction_read_only", timeout=timeout) == "off":
+        if await _is_writable(database, timeout):
             return
     except CONNECT_ERRORS as error:
         raise explain(error, dsn) from None
     raise DatabaseUnavailableError(
         f"database {describe_dsn(dsn)} is read-only: a standby, or default_transaction_read_only is on"
     )
+
+
+async def _is_writable(
+    database: asyncpg.Connection | asyncpg.pool.PoolConnectionProxy | asyncpg.Pool, timeout: float
+) -> bool:
+    if isinstance(database, asyncpg.Pool):
+        async with database.acquire(timeout=timeout) as conn:
+            return await _is_writable(conn, timeout)
+    said = database.get_settings()  # by the server, unasked, but not by every pooler
+    if [getattr(said, name, None) for name in ("in_hot_standby", "default_transaction_read_only")] == ["off", "off"]:
+        return True
+    return bool(await database.fetchval("show transaction_read_only", timeout=timeout) == "off")
 
 
 async def create_pool(

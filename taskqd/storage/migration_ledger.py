@@ -49,15 +49,15 @@ async def create_ledger(conn: asyncpg.Connection, schema: str) -> None:
 
 
 async def read_ledger(conn: Reader, schema: str) -> list[LedgerRow]:
-    """Return the applied migrations in order; none where there is no ledger.
+    """Return the applied migrations in order; none where there is no ledger. ``conn`` is in no transaction.
 
     Raises ``DatabaseAuthError`` when this role may not read it and ``ConfigError`` when the table is not
     ours.
     """
-    if not await ledger_exists(conn, schema):
-        return []
     try:
         rows = await conn.fetch(load("migrate", schema).read_ledger, timeout=_QUERY_TIMEOUT)
+    except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
+        return []
     except asyncpg.InsufficientPrivilegeError as error:
         raise DatabaseAuthError(f"the ledger of schema {schema!r} cannot be read: {error.args[0]}") from None
     except asyncpg.UndefinedColumnError:

@@ -4,8 +4,9 @@ A process is made by a double fork, zygote → middle → child: the middle one 
 the supervisor, which is its parent from then on. So the death of a zygote touches no child, and the supervisor waits
 for a forked child like for any other.
 
-While nothing is asked of it a zygote lays in one process, the spare: forked, adopted, its memory warm. It becomes the
-next child at once. Until then it is of the zygote's process group and ends with the zygote.
+When the supervisor asks for it, a zygote lays in one process, the spare: forked, adopted, with copies of the pages that
+those before it have written to. The supervisor gets the other end of its link, and with the request that it sends there
+the spare becomes the next child, at once: nobody else is asked.
 """
 
 from __future__ import annotations
@@ -23,22 +24,16 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from taskqd.health.child import arm, show_name
+from taskqd.health.child import arm, die_with_parent, show_name
 from taskqd.health.fork_safety import hazards, one_thread_each, open_sockets
 from taskqd.health.forked import reseed
 from taskqd.health.lines import encode
-from taskqd.supervisor.handover import FORK_TIMEOUT, GO
+from taskqd.supervisor.handover import FORK_TIMEOUT, GO, WARM
 from taskqd.supervisor.heap import fill_gaps
+from taskqd.supervisor.pages import Pages, write_to, written_by
 
-_CALM = 0.25
-"""Seconds without a request after which there is time to lay in a spare."""
-_WARM, _TAKEN = b"w", b"t"
-"""What a spare says: it can be used; it is what was asked for, and leads its own session."""
-_TAKE_TIMEOUT = 1.0
-"""Seconds that a spare may take to answer; then it is done without."""
 _GO_TIMEOUT = 30.0
 _TRACEBACK_LIMIT = 16 * 1024
 _ORPHANED = 75
@@ -71,24 +66,13 @@ def _printing_to_stderr() -> Iterator[None]:
         os.close(stdout)
 
 
-@dataclass(frozen=True, slots=True)
-class _Spare:
-    """A process that waits at the other end of ``link`` for the request that it is to fulfil."""
-
-    pid: int
-    link: socket.socket
-
-
 class ForkServer:
-    """The zygote's side of its link. ``prepare`` imports everything that the children need.
+    """The zygote's side of its link. ``prepare`` imports everything that the children need."""
 
-    ``rehearse`` is called in a spare, and does what a child does at its start and leaves nothing behind.
-    """
-
-    def __init__(self, prepare: Callable[[], None], rehearse: Callable[[], None]) -> None:
+    def __init__(self, prepare: Callable[[], None]) -> None:
         self._prepare = prepare
-        self._rehearse = rehearse
-        self._spare: _Spare | None = None
+        self._written: Pages = ()
+        """What a child writes to on its way up."""
         self._dump = os.environ.get("TASKQD_DUMP_FD")
         arm()
         show_name("zygote")
@@ -103,13 +87,10 @@ class ForkServer:
     def serve(self) -> list[str]:
         """Import, then fork a process for each request. Returns in each of them, with the arguments to run with."""
         self._import()
-        while True:
-            request = self._lay_in() if self._spare is None and self._is_calm() else None
-            if request is not None:  # this is the spare
-                break
-            request = self._receive()
-            if not self._hand_to_spare(request) and self._fork(request):
-                break
+        request: dict[str, Any] | None = None
+        while request is None:
+            asked = self._receive()
+            request = self._lay_in(asked["like"]) if asked["op"] == "spare" else self._fork(asked)
         return [str(argument) for argument in request["arguments"]]
 
     def apply_changes(self) -> None:
@@ -151,9 +132,12 @@ class ForkServer:
     def _say(self, message: Mapping[str, object]) -> None:
         self._send(encode(message))
 
-    def _send(self, data: bytes) -> None:
+    def _send(self, data: bytes, *passed: int) -> None:
         try:
-            self._link.sendall(data)
+            if passed:
+                socket.send_fds(self._link, [data], passed)
+            else:
+                self._link.sendall(data)
         except OSError:
             os._exit(_ORPHANED)
 
@@ -172,64 +156,46 @@ class ForkServer:
         request: dict[str, Any] = json.loads(line)
         return request
 
-    def _is_calm(self) -> bool:
-        return not select.select([self._link], [], [], _CALM)[0]
-
-    def _fork(self, request: Mapping[str, Any]) -> bool:
-        """Make one process. True in the new process, False in the zygote."""
-        answer = self._make(os.setsid)
+    def _fork(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """Make one process. Returns the request in the new process, None in the zygote."""
+        answer = self._make()
         if answer is not None:
-            self._finish(answer)
-            return False
-        with _ending_here():
-            self._become(request)
-        return True
-
-    def _lay_in(self) -> dict[str, Any] | None:
-        """Make the spare. Returns its request in it, when its turn has come; None in the zygote."""
-        ours, theirs = socket.socketpair()
-        answer = self._make(ours.close)
-        if answer is not None:
-            theirs.close()
-            if answer["op"] == "forked":
-                self._spare = _Spare(answer["pid"], ours)
-                self._say({"op": "spare", "pid": self._spare.pid})
-            else:
-                ours.close()
+            # The child's ends of its link and its dump must not stay open here.
+            for number in self._fds:
+                os.close(number)
+            self._fds = []
+            self._say(answer)
             return None
         with _ending_here():
-            show_name("spare")
-            self._rehearse()
-            self._link = theirs
-            self._send(_WARM)
-            request = self._receive()
-            os.setsid()
-            self._send(_TAKEN)
-            self._link.close()
             self._become(request)
-            return request
+            _await_go(self._fds[0])
+        return request
 
-    def _hand_to_spare(self, request: Mapping[str, Any]) -> bool:
-        """Let the spare fulfil ``request``; False when there is none, it is not warm yet, or of no use any more."""
-        spare = self._spare
-        if spare is None or not select.select([spare.link], [], [], 0)[0]:
-            return False
-        self._spare = None
-        spare.link.settimeout(_TAKE_TIMEOUT)
-        try:
-            taken = spare.link.recv(1)  # it is warm, or it has ended
-            if taken:
-                socket.send_fds(spare.link, [encode(request)], self._fds)
-                taken = spare.link.recv(1)
-        except OSError:
-            taken = b""
-        spare.link.close()  # one that takes it only now finds this out, and ends
-        if taken:
-            self._finish({"op": "forked", "pid": spare.pid})
-        return bool(taken)
+    def _lay_in(self, like: int | None) -> dict[str, Any] | None:
+        """Make the spare, after the child ``like``. Returns its request in it, None in the zygote."""
+        if like is not None and not self._written:
+            self._written = written_by(like)
+        ours, theirs = socket.socketpair()
+        answer = self._make()
+        if answer is not None:
+            theirs.close()
+            with ours:
+                self._send(encode({"op": "spare", "pid": answer.get("pid")}), ours.fileno())
+            return None
+        with _ending_here():
+            ours.close()
+            die_with_parent()
+            show_name("spare")
+            write_to(self._written)
+            self._link = theirs
+            self._send(WARM)
+            request = self._receive()
+            self._fds.insert(0, theirs.detach())
+            self._become(request)
+        return request
 
-    def _make(self, first: Callable[[], None]) -> dict[str, Any] | None:
-        """Fork twice. Returns what came of it in the zygote, None in the new process, which did ``first`` at first."""
+    def _make(self) -> dict[str, Any] | None:
+        """Fork twice. Returns what came of it in the zygote, None in the new process, which leads its own session."""
         reader, writer = os.pipe()
         try:
             middle = os.fork()
@@ -245,24 +211,17 @@ class ForkServer:
         with _ending_here():
             middle = _leave_to_child()
             os.close(reader)
-            first()
+            os.setsid()
             os.write(writer, str(os.getpid()).encode())
             os.close(writer)
             self._link.close()
             self._await_adoption(middle)
         return None
 
-    def _finish(self, answer: Mapping[str, object]) -> None:
-        # The child's ends of its link and its dump must not stay open here.
-        for number in self._fds:
-            os.close(number)
-        self._fds = []
-        self._say(answer)
-
     # -- in a child ---------------------------------------------------------------------------------
 
     def _become(self, request: Mapping[str, Any]) -> None:
-        """Turn this copy of the zygote into what a new process would be; returns when the supervisor knows it."""
+        """Turn this copy of the zygote into what a new process would be."""
         link, *dump = self._fds
         if request["output"]:
             output = dump.pop(0)
@@ -280,7 +239,6 @@ class ForkServer:
         if self._dump is not None:
             os.close(int(self._dump))
         reseed()
-        _await_go(link)
         gc.enable()
 
     def _await_adoption(self, middle: int) -> None:

@@ -7,3 +7,6 @@ GO = b'{"op":"go"}\n'
 
 FORK_TIMEOUT = 5.0
 """Seconds until a process that is being forked must have been handed over to the supervisor."""
+
+WARM = b"w"
+"""What a spare says on its link when it can be used."""

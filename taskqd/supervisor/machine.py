@@ -11,6 +11,9 @@ from taskqd.supervisor.journal import Journal
 LOOK_INTERVAL = 2.0
 """Seconds between two looks."""
 
+LIMIT_INTERVAL = 10.0
+"""Seconds between two looks whether the memory is limited, while it is not."""
+
 THROTTLED_ABOVE = 0.5
 """The share of the time without the processor from which on nobody is blamed for being slow."""
 
@@ -28,6 +31,7 @@ class Machine:
         self._cgroup = cgroup
         self._journal = journal
         self._before: tuple[float, float] | None = None
+        self._memory_at = float("-inf")
         self.throttled = 0.0
         """The share of the time since the last look in which the group had to wait for processor time."""
         self.memory: Memory | None = None
@@ -42,7 +46,9 @@ class Machine:
         """Look again when it is time."""
         if self._before is not None and now - self._before[0] < LOOK_INTERVAL:
             return
-        self.memory, self.pressure = self._cgroup.memory(), self._cgroup.pressure()
+        if self.memory is not None or now - self._memory_at >= LIMIT_INTERVAL:
+            self._memory_at = now
+            self.memory, self.pressure = self._cgroup.memory(), self._cgroup.pressure()
         waited = self._cgroup.throttled()
         if waited is None:
             self._before = (now, 0.0)

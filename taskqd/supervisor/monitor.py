@@ -50,8 +50,14 @@ from taskqd.supervisor.stopping import deadlines
 from taskqd.supervisor.watch import Watch
 from taskqd.supervisor.zygotes import Zygotes
 
-ROUND = 0.5
-"""The longest time between two rounds, in seconds."""
+ROUND = 0.6
+"""The longest time between two rounds, in seconds: as a rule a beat comes before and is the occasion of one."""
+
+_NEXT = 0.4
+"""Seconds after a round from which on a beat is the occasion of the next one."""
+
+_TOGETHER = 0.008
+"""Seconds that such a beat waits for those of the others, who beat at the same moment: to be woken is what costs."""
 
 _GAP = 1.0
 """A round that comes this much too late, in seconds, means that the machine or the supervisor stood still."""
@@ -139,13 +145,13 @@ class Monitor:
             last = now
             self._stop_if_hopeless()
             self._take_stops(now)
+            await self._starter.round(self._plan)  # before the rest: a replacement waits for nothing else
             self.watch.round(now)
             for child in self._children:
                 if child.slot.deadline is not None and child.slot.deadline <= now:
                     self._apply(child, Due())
                 self._tell_dump(child)
             self._tend_preload(now)
-            await self._starter.round(self._plan)
             self.roster.sweep()
             self._notify()
             self._progress.round()
@@ -277,6 +283,8 @@ class Monitor:
 
     def _tend_preload(self, now: float) -> None:
         self._preload.tick(now)
+        if not self._stops.any:
+            self._preload.lay_in(self._children, now)
         refused = self._preload.refusal([child.spec for child in self._children])
         if refused is not None and not self._board.came_up and not self._stops.any:
             self._failure, why = refused
@@ -297,11 +305,17 @@ class Monitor:
                 give_back()
             self._settle_socket(child)
         if isinstance(event, Beat):
-            self._releaser.heard(child)
-        if isinstance(event, Beat) and "error" in child.beat:
-            self._journal.tell("beat-error", "warning", child=child.name, error=child.beat["error"])
+            self._beaten(child)
         if child.slot.state is not before:
             child.moved.set()
+            self._wake.set()
+
+    def _beaten(self, child: Child) -> None:
+        self._releaser.heard(child)
+        if "error" in child.beat:
+            self._journal.tell("beat-error", "warning", child=child.name, error=child.beat["error"])
+        if time.monotonic() - self._board.pulse >= _NEXT:
+            time.sleep(_TOGETHER)
             self._wake.set()
 
     def _perform(self, child: Child, effect: Effect) -> None:
@@ -327,11 +341,11 @@ class Monitor:
 
     def _exited(self, child: Child, code: int) -> None:
         child.bury(code)
-        self._releaser.ended(child, code)
         came_up = child.spec.name in self._came_up
         oom = self.watch.died_of_memory(child, code)
         self._starter.noticed_end(child, time.monotonic())
         self._apply(child, Exited(code, came_up, child.said_goodbye, any_jitter(), oom))
+        self._releaser.ended(child, code)
         if (rival := self.roster.rival(child)) is not None:
             self._settle_socket(rival)
 

@@ -26,6 +26,7 @@ from taskqd.supervisor.handover import FORK_TIMEOUT, GO
 from taskqd.supervisor.journal import Journal
 from taskqd.supervisor.plan import ChildSpec
 from taskqd.supervisor.reaper import Reaper, kill_group
+from taskqd.supervisor.spares import Spare, Spares
 from taskqd.supervisor.spawn import Forked, NewProcess, dump_file, spawn
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -123,8 +124,11 @@ class Preload:
         self._text = b""
         self._request: _Request | None = None
         self._made: list[tuple[Child, NewProcess | str]] = []
-        self._spare: int | None = None
-        """The process that the zygote has laid in; its death is nobody's loss."""
+        self._spares = Spares(reaper, self._notice_end)
+        self._spare_by: float | None = None
+        """When the spare that was asked for must be there."""
+        self._passed: list[int] = []
+        """Descriptors that came with what was not read yet."""
         self._import_s: float | None = None
         self._ended = asyncio.Event()
         self._ended.set()
@@ -139,6 +143,7 @@ class Preload:
         self._phase, self._patient, self._failures, self._ready_at = Phase.OFF, True, 0, None
         self._forget_request()
         self._forget_made()
+        self._spares.drop()
         if self._zygote is not None:
             kill_group(self._zygote.process.pid)
         if sys.platform != "linux":
@@ -154,6 +159,7 @@ class Preload:
         self._registries, self._phase, self._untold = (), Phase.OFF, {}
         self._forget_request()
         self._forget_made()
+        self._spares.drop()
         if self._zygote is not None:
             kill_group(self._zygote.process.pid)
 
@@ -181,17 +187,38 @@ class Preload:
         if self._phase is Phase.READY and time.monotonic() < self._no_fork_until:
             return Way.WAIT if spec.preload == "require" else Way.EXEC
         if self._phase is Phase.READY:
-            return Way.WAIT if self._request else Way.FORK
+            return Way.WAIT if self._request or self._spare_by is not None else Way.FORK
         if self._phase is Phase.UNFIT:
             return Way.NONE if spec.preload == "require" else Way.EXEC
         first = self._phase is Phase.IMPORTING and self._patient
         return Way.WAIT if first or spec.preload == "require" else Way.EXEC
 
-    def fork(self, child: Child, environment: Mapping[str, str], *, output: int | None = None) -> None:
-        """Ask for a process for ``child`` that prints to ``output``; :meth:`made` has it in a moment, or :meth:`way`
-        changes. Raises ``OSError`` when the system refuses."""
-        assert self._zygote is not None  # noqa: S101 - `way` said so
+    @property
+    def wants_spare(self) -> bool:
+        """It could lay in a process, and has none."""
+        asked = self._request is not None or self._spare_by is not None
+        able = self._phase is Phase.READY and time.monotonic() >= self._no_fork_until
+        return able and not asked and not self._spares.present
+
+    def lay_in(self, like: int | None) -> None:
+        """Have a process made before one is needed; ``like`` is one of those that were made of it, and is up."""
+        self._spare_by = time.monotonic() + _ANSWER_TIMEOUT
+        self._send(encode({"op": "spare", "like": like}))
+
+    def fork(self, child: Child, environment: Mapping[str, str], *, output: int | None = None) -> NewProcess | None:
+        """Return a process for ``child`` that prints to ``output``, where one is laid in; else ask for one.
+
+        Then :meth:`made` has it in a moment, or :meth:`way` changes. Raises ``OSError`` when the system refuses.
+        """
         dump = dump_file()
+        own = {name: value for name, value in environment.items() if self._environment.get(name) != value}
+        line = encode(
+            {"op": "fork", "arguments": child.spec.arguments, "environment": own, "output": output is not None}
+        )
+        passed = [number for number in (output, dump) if number is not None]
+        spare = self._spares.take(line, passed)
+        if spare is not None:
+            return NewProcess(Forked(spare.pid), spare.link, dump)
         try:
             ours, theirs = socket.socketpair()
         except OSError:
@@ -200,18 +227,9 @@ class Preload:
             raise
         ours.setblocking(False)
         self._request = _Request(child, ours, dump, time.monotonic() + _ANSWER_TIMEOUT)
-        own = {name: value for name, value in environment.items() if self._environment.get(name) != value}
-        line = encode(
-            {"op": "fork", "arguments": child.spec.arguments, "environment": own, "output": output is not None}
-        )
-        passed = [theirs.fileno(), *([] if output is None else [output]), *([] if dump is None else [dump])]
-        try:
-            sent = socket.send_fds(self._zygote.link, [line], passed)
-        except OSError:
-            sent = 0
-        theirs.close()
-        if sent != len(line):  # it reads nothing any more
-            self._give_up(self._zygote)
+        with theirs:
+            self._send(line, theirs.fileno(), *passed)
+        return None
 
     def made(self) -> list[tuple[Child, NewProcess | str]]:
         """Take what was forked since the last call, or why it was not."""
@@ -220,13 +238,11 @@ class Preload:
 
     def release(self, child: Child, new: NewProcess) -> None:
         """Count a new process, and let a forked one go on, now that the supervisor watches it."""
-        forked = isinstance(new.process, Forked)
         if child.spec.role == "worker":
-            self._count[Way.FORK if forked else Way.EXEC] += 1
-        if not forked:
-            return
-        with contextlib.suppress(OSError):  # it has ended, which the reaper tells
-            new.link.send(GO)
+            self._count[Way.FORK if isinstance(new.process, Forked) else Way.EXEC] += 1
+        if isinstance(new.process, Forked) and new.process.waits:
+            with contextlib.suppress(OSError):  # it has ended, which the reaper tells
+                new.link.send(GO)
 
     @property
     def ready_by(self) -> float | None:
@@ -290,17 +306,14 @@ class Preload:
             return
         self._zygote = None
         self._forget_request()
+        self._close_passed()
+        self._spares.drop()
         self._notice_end()
         if self._registries and self._phase is not Phase.UNFIT:
             self._down(classify(code).why, left)
 
-    def _spare_ended(self, pid: int) -> None:
-        if self._spare == pid:
-            self._spare = None
-            self._notice_end()
-
     def _notice_end(self) -> None:
-        if self._zygote is None and self._spare is None:
+        if self._zygote is None and not self._spares.any:
             self._ended.set()
 
     def _give_up(self, zygote: NewProcess) -> None:
@@ -329,10 +342,20 @@ class Preload:
         self.on_change()
 
     def _is_overdue(self, now: float) -> bool:
-        importing = self._deadline is not None and now >= self._deadline
-        return importing or (self._request is not None and now >= self._request.deadline)
+        asked = None if self._request is None else self._request.deadline
+        return any(limit is not None and now >= limit for limit in (self._deadline, asked, self._spare_by))
+
+    def _send(self, line: bytes, *passed: int) -> None:
+        assert self._zygote is not None  # noqa: S101 - it is ready
+        try:
+            sent = socket.send_fds(self._zygote.link, [line], passed)
+        except OSError:
+            sent = 0
+        if sent != len(line):  # it reads nothing any more
+            self._give_up(self._zygote)
 
     def _forget_request(self) -> None:
+        self._spare_by = None
         if self._request is not None:
             self._request.drop()
             self._request = None
@@ -342,17 +365,23 @@ class Preload:
             if not isinstance(made, str):
                 made.drop()
 
+    def _close_passed(self) -> None:
+        for number in self._passed:
+            os.close(number)
+        self._passed = []
+
     # -- what it says -------------------------------------------------------------------------------
 
     def _receive(self, new: NewProcess) -> None:
         while new is self._zygote:
             try:
-                data = new.link.recv(65536)
+                data, passed, _, _ = socket.recv_fds(new.link, 65536, 1, socket.MSG_CMSG_CLOEXEC)
             except OSError:
                 return
             if not data:
                 asyncio.get_running_loop().remove_reader(new.link)  # it is ending, which the reaper tells
                 return
+            self._passed += passed
             *lines, self._text = (self._text + data).split(b"\n")
             try:
                 for line in lines:
@@ -366,6 +395,7 @@ class Preload:
     def _take(self, new: NewProcess, message: Mapping[str, Any]) -> None:
         match message["op"]:
             case _ if not self._registries:
+                self._close_passed()
                 return
             case "ready":
                 self._phase, self._deadline, self._ready_at = Phase.READY, None, time.monotonic()
@@ -376,14 +406,17 @@ class Preload:
                 trace = message["traceback"]
                 self._unfit(message["why"][0] if trace else unfit_because(self._registries, message["why"]), trace)
             case "spare":
-                spare = self._spare = int(message["pid"])
-                self._reaper.watch_adopted(spare, lambda _code: self._spare_ended(spare))
+                self._spare_by = None
+                link = socket.socket(fileno=self._passed.pop(0))
+                if message["pid"] is None:
+                    link.close()
+                    self._no_fork_until = time.monotonic() + _FORK_PAUSE
+                else:
+                    self._spares.add(Spare(message["pid"], link))
             case "forked" | "failed" if self._request is not None:
                 request, self._request = self._request, None
-                if message.get("pid") == self._spare:
-                    self._spare = None
                 if message["op"] == "forked":
-                    made = NewProcess(Forked(message["pid"]), request.link, request.dump)
+                    made = NewProcess(Forked(message["pid"], waits=True), request.link, request.dump)
                     self._made.append((request.child, made))
                 else:  # the system refuses: for want of memory, mostly, of which an exec needs less
                     request.drop()

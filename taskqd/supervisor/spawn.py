@@ -33,6 +33,8 @@ class Forked:
 
     pid: int
     returncode: int | None = None
+    waits: bool = False
+    """It goes on when it is told that the supervisor watches it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,13 +105,14 @@ class Starter:
         try:
             with self._output_of(child) as output:
                 if way is Way.FORK:
-                    self._preload.fork(child, environment, output=output)
-                    return
-                new = spawn(self._command(child.spec), environment, output=output)
+                    new = self._preload.fork(child, environment, output=output)
+                else:
+                    new = spawn(self._command(child.spec), environment, output=output)
         except OSError as error:
             self._apply(child, SpawnFailed(error.strerror or str(error), any_jitter()))
             return
-        await self._take_over(child, new)
+        if new is not None:
+            await self._take_over(child, new)
 
     @contextlib.contextmanager
     def _output_of(self, child: Child) -> Iterator[int | None]:

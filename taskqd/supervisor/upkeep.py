@@ -13,7 +13,7 @@ from taskqd.supervisor.journal import Journal
 from taskqd.supervisor.record import Record
 from taskqd.supervisor.runtime import GroupFiles
 
-_LOOK_INTERVAL = 1.0
+_LOOK_INTERVAL = 2.0
 _LONGEST_PAUSE = 5.0
 
 

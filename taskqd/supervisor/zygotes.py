@@ -13,10 +13,17 @@ from taskqd.supervisor.journal import Journal
 from taskqd.supervisor.plan import ChildSpec
 from taskqd.supervisor.preload import Phase, Preload, Way, ZygoteCommand, zygote_command
 from taskqd.supervisor.reaper import Reaper
+from taskqd.supervisor.slot import State
 from taskqd.supervisor.spawn import NewProcess
 
 Key = tuple[str, str]
 """The actors as ``module:attribute``, and the mark of the environment."""
+
+_CALM = 0.25
+"""Seconds without an event after which there is time to lay in a process."""
+
+_BOOTS = 2.0
+"""Seconds that a boot is given before that; one that takes longer waits for something."""
 
 _WORST_FIRST = (Phase.UNFIT, Phase.DOWN, Phase.IMPORTING, Phase.READY, Phase.OFF)
 
@@ -100,9 +107,20 @@ class Zygotes:
         zygote = self._all.get(spec.zygote)
         return Way.EXEC if zygote is None else zygote.way(spec)
 
-    def fork(self, child: Child, environment: Mapping[str, str], *, output: int | None = None) -> None:
+    def lay_in(self, children: Collection[Child], now: float) -> None:
+        """Have a process made beforehand where there is none, unless any of ``children`` comes up or goes."""
+        wanting = [key for key, zygote in self._all.items() if zygote.wants_spare]
+        if not wanting or not all(_is_calm(child, now) for child in children):
+            return
+        for key in wanting:
+            up = [child.slot for child in children if child.forked and child.spec.zygote == key]
+            models = [slot for slot in up if slot.state is State.READY]
+            newest = max(models, key=lambda slot: slot.since, default=None)
+            self._all[key].lay_in(None if newest is None else newest.pid)
+
+    def fork(self, child: Child, environment: Mapping[str, str], *, output: int | None = None) -> NewProcess | None:
         """See :meth:`Preload.fork`."""
-        self._all[child.spec.zygote].fork(child, environment, output=output)
+        return self._all[child.spec.zygote].fork(child, environment, output=output)
 
     def made(self) -> list[tuple[Child, NewProcess | str]]:
         """Take what was forked since the last call, or why it was not."""
@@ -165,3 +183,8 @@ class Zygotes:
 
     def _changed(self) -> None:
         self.on_change()
+
+
+def _is_calm(child: Child, now: float) -> bool:
+    slot = child.slot
+    return slot.state is not State.SPAWNING and now - slot.since >= (_BOOTS if slot.state is State.BOOTING else _CALM)

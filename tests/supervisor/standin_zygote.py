@@ -72,7 +72,7 @@ def main() -> int:
         if "broken" in own:
             raise ImportError("no module named 'gone'")
 
-    ForkServer(prepare, lambda: None).serve()
+    ForkServer(prepare).serve()
     sys.argv[1:] = modes.get(os.environ["TASKQD_NAME"], [])
     return int(sys.modules["standin"].main())
 

@@ -42,8 +42,6 @@ def test_a_spare_that_is_of_no_use_is_done_without(group: StartGroup, number: si
     spare.send_signal(number)
     os.kill(pid, signal.SIGKILL)
     assert g.wait_for("ready", 2)[1]["pid"] != spare.pid
-    if number is signal.SIGSTOP:
-        spare.send_signal(signal.SIGCONT)
     wait_until(lambda: not spare.is_running(), 20)
     assert g.stop() == 0, g.command.stderr
     assert g.left_over() == []

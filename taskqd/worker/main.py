@@ -196,6 +196,7 @@ class Worker:
                 None if retry.time_budget is None else retry.time_budget.total_seconds(),
                 ref.priority,
                 ref.has_hooks,
+                ref.max_pending,
                 timeout=_ENLIST_TIMEOUT,
             )
             if stored is not None and stored != ref.queue:  # None: another worker stores the same right now

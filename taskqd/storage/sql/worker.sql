@@ -32,9 +32,9 @@ where w.id = $1::uuid
 with changed as (
     insert into {schema}.actor_config as c
         (actor, queue, max_attempts, retry_kind, retry_backoff, retry_base, retry_cap, retry_jitter, time_budget, priority,
-         has_hooks)
+         has_hooks, max_pending)
     values ($1::text, $2::text, $3::int, $4::text, $5::text, $6::real, $7::real, $8::real, make_interval(secs => $9::float8),
-        $10::smallint, $11::bool)
+        $10::smallint, $11::bool, $12::int)
     on conflict (actor) do update set
         max_attempts = excluded.max_attempts, retry_kind = excluded.retry_kind,
         retry_backoff = excluded.retry_backoff, retry_base = excluded.retry_base, retry_cap = excluded.retry_cap,

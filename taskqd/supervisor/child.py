@@ -25,6 +25,9 @@ from taskqd.supervisor.stopping import Deadlines
 
 _DUMP_LIMIT = 64 * 1024
 
+_DUMP_KEPT, _DUMP_MOST = 2**20, 2**24
+"""Bytes of what was read already from which on a process's file is emptied: when it is quiet, and in any case."""
+
 _LAST_WORDS = ("Traceback (most recent call last)", "Fatal Python error")
 """What a process shows when it dies: of an exception that nobody caught, of a fault in C."""
 
@@ -94,6 +97,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | Forked | None = None
         self._lines: LineProtocol | None = None
         self._dump: int | None = None
+        self._read_to = 0
 
     @property
     def name(self) -> str:
@@ -106,7 +110,7 @@ class Child:
         self.forked = isinstance(new.process, Forked)
         self.beat, self.beat_at, self._said, self._left = {}, None, "", ""
         self.stopped, self.has_canary, self.verdict, self.held = False, False, None, None
-        self._word, self._unread = 0, ""
+        self._word, self._unread, self._read_to = 0, "", 0
         self.left_nothing, self.reloads, self._greeted = False, False, False
         self._lines = lines = LineProtocol(self._receive, self._link_lost)
         await asyncio.get_running_loop().create_unix_connection(lambda: lines, sock=new.link)
@@ -164,10 +168,9 @@ class Child:
 
     def look_for_words(self) -> None:
         """Read what the process has written beside its messages: its stacks are kept for :meth:`read_dump`."""
-        if self._dump is None or not os.fstat(self._dump).st_size:
+        raw = self._read_on()
+        if not raw:
             return
-        raw = os.pread(self._dump, _DUMP_LIMIT, 0)
-        os.ftruncate(self._dump, 0)
         text, words = split_words(raw.decode("utf-8", "backslashreplace"))
         shown_before = self._shown_since_beat
         for beat, came_first in words.items():
@@ -179,6 +182,22 @@ class Child:
             self.shown += len(text)
             self._last_shown = (self._last_shown + text)[-_DUMP_LIMIT:]
             self._unread = (self._unread + text)[-_DUMP_LIMIT:]
+
+    def _read_on(self) -> bytes:
+        """Return what the process has written since the last call, the last of it where it is too much.
+
+        It may be writing just now, so that its file is not emptied after each call: what came in between would be lost.
+        """
+        if self._dump is None:
+            return b""
+        size = os.fstat(self._dump).st_size
+        begin = max(self._read_to, size - _DUMP_LIMIT)
+        raw = os.pread(self._dump, size - begin, begin)
+        self._read_to = begin + len(raw)
+        if self._read_to > (_DUMP_MOST if raw else _DUMP_KEPT):
+            os.ftruncate(self._dump, 0)
+            self._read_to = 0
+        return raw
 
     def shown_since(self, mark: int) -> str:
         """Return the stacks that were shown since ``shown`` was ``mark``."""

@@ -105,7 +105,7 @@ class Copier:
 
 
 def _columns(rows: Sequence[Row], now: datetime) -> dict[str, Sequence[str] | str]:
-    """Return the columns of ``rows`` as COPY reads them; one text for a column in which all are alike."""
+    """Return the columns of ``rows`` as COPY reads them: one text for a column in which all are alike, never for id."""
     values: dict[str, Sequence[Any]] = dict(zip(Row._fields, zip(*rows, strict=True), strict=True))
     due = values["scheduled_at"]
     values["status"] = ["scheduled" if at is not None and at > now else "pending" for at in due]
@@ -117,7 +117,7 @@ def _columns(rows: Sequence[Row], now: datetime) -> dict[str, Sequence[str] | st
     columns: dict[str, Sequence[str] | str] = {}
     for name, column in values.items():
         write = _WRITERS.get(name, str)
-        if column.count(column[0]) == len(column):
+        if name != "id" and column.count(column[0]) == len(column):
             if column[0] is not None:  # no column without a default is null throughout
                 columns[name] = write(column[0])
         else:

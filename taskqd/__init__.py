@@ -8,6 +8,11 @@ if TYPE_CHECKING:
     from taskqd.actors.actor import ActorRef as ActorRef
     from taskqd.actors.actor import actor as actor
     from taskqd.actors.context import JobContext as JobContext
+    from taskqd.actors.di.dependency import Scope as Scope
+    from taskqd.actors.di.providers import ProviderRegistry as ProviderRegistry
+    from taskqd.actors.registry import Registry as Registry
+    from taskqd.actors.schedules import cron as cron
+    from taskqd.actors.schedules import every as every
     from taskqd.client.batch import EnqueueItem as EnqueueItem
     from taskqd.client.batch import wait_for_batch as wait_for_batch
     from taskqd.client.control import CancelResult as CancelResult
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
     from taskqd.domain.errors import MigrationChecksumError as MigrationChecksumError
     from taskqd.domain.errors import MigrationLockTimeoutError as MigrationLockTimeoutError
     from taskqd.domain.errors import MissingProvider as MissingProvider
+    from taskqd.domain.errors import PayloadFactoryError as PayloadFactoryError
     from taskqd.domain.errors import PayloadNotStorableError as PayloadNotStorableError
     from taskqd.domain.errors import PayloadValidationError as PayloadValidationError
     from taskqd.domain.errors import ProgressTooLarge as ProgressTooLarge
@@ -65,6 +71,10 @@ __version__ = "0.1.0"
 _EXPORTS: dict[str, tuple[str, ...]] = {
     "taskqd.actors.actor": ("ActorRef", "actor"),
     "taskqd.actors.context": ("JobContext",),
+    "taskqd.actors.di.dependency": ("Scope",),
+    "taskqd.actors.di.providers": ("ProviderRegistry",),
+    "taskqd.actors.registry": ("Registry",),
+    "taskqd.actors.schedules": ("cron", "every"),
     "taskqd.client.batch": ("EnqueueItem", "wait_for_batch"),
     "taskqd.client.control": ("CancelResult",),
     "taskqd.client.handle": ("JobHandle",),
@@ -93,6 +103,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "MigrationChecksumError",
         "MigrationLockTimeoutError",
         "MissingProvider",
+        "PayloadFactoryError",
         "PayloadNotStorableError",
         "PayloadValidationError",
         "ProgressTooLarge",

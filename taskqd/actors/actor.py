@@ -6,7 +6,7 @@ import inspect
 import typing
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
-from typing import Any, Concatenate, Generic, Protocol, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Protocol, TypeAlias, TypeVar, overload
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -25,6 +25,9 @@ from taskqd.domain.errors import (
 from taskqd.domain.names import nearest
 from taskqd.domain.retry import RetryOverride, RetryPolicy
 from taskqd.domain.status import JobStatus
+
+if TYPE_CHECKING:
+    from taskqd.actors.schedules import DeclaredSchedule
 
 P = TypeVar("P", bound=BaseModel)
 R = TypeVar("R")
@@ -54,6 +57,7 @@ class ActorRef(Generic[P, R]):
         "result_adapter",
         "retry",
         "retry_classifier",
+        "schedules",
         "start_to_close",
         "wants_ctx",
     )
@@ -89,7 +93,11 @@ class ActorRef(Generic[P, R]):
         self.retry_classifier = retry_classifier
         self.hooks = hooks
         self.has_hooks = bool(hooks)
+        self.schedules: list[DeclaredSchedule] = []
+        """When it runs by itself; see ``cron`` and ``every``."""
         self.admission = admission
+        self.isolated = isolation == "process"
+        self.memory_limit = memory_limit
 
     def __repr__(self) -> str:
         return f"ActorRef({self.name!r}, queue={self.queue!r})"

@@ -206,6 +206,10 @@ class SubEnqueueError(TaskQError):
     """A job could not be enqueued from inside an actor."""
 
 
+class PayloadFactoryError(TaskQError):
+    """The payload of a fired job could not be made; the job fails and is not retried, its schedule has a strike."""
+
+
 # -- running --------------------------------------------------------------------------------------
 
 

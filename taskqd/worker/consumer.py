@@ -15,20 +15,26 @@ from uuid import UUID
 from pydantic import ValidationError
 
 from taskqd.actors.context import JobContext, JobEnqueuer
-from taskqd.domain.errors import PayloadValidationError, ResultTooLarge
+from taskqd.domain.errors import PayloadFactoryError, PayloadValidationError, ResultTooLarge
 from taskqd.domain.retry import RetryOverride
 from taskqd.domain.signals import CancelOrigin, RetryAfter, Snooze
 from taskqd.observe.logs import get_logger
 from taskqd.worker.attempt import Attempt
 from taskqd.worker.completer import Completer
-from taskqd.worker.outcome import CANCELLED, SHUTDOWN, Failed, Outcome, Released, Snoozed, Succeeded
+from taskqd.worker.deferred import DEFERRED, DeferredPayloads
+from taskqd.worker.injection import Injection
+from taskqd.worker.outcome import CANCELLED, SHUTDOWN, Failed, Outcome, Overran, Released, Snoozed, Succeeded
 from taskqd.worker.progress import ProgressWriter
 from taskqd.worker.slots import Slots
+from taskqd.worker.transactional import Slot
+
+if TYPE_CHECKING:
+    from taskqd.worker.isolated.runner import Isolation
 
 YIELD_EVERY = 32
 """Attempts after which a consumer that never had to wait lets the rest of the loop run."""
 MAX_TRACEBACK = 8_000
-NEVER_RETRIED = (PayloadValidationError, ResultTooLarge, ValidationError)
+NEVER_RETRIED = (PayloadFactoryError, PayloadValidationError, ResultTooLarge, ValidationError)
 
 _log = get_logger("taskqd.consumer")
 
@@ -60,6 +66,10 @@ class Consumers:
         self._result_max_bytes = result_max_bytes
         self._message_max_chars = message_max_chars
         self._max_backoff = max_backoff
+        self.isolation: Isolation | None = None
+        """What runs isolated actors. None runs them here, as in the process that it has made for one."""
+        self.deferred: DeferredPayloads | None = None
+        """What makes the payloads of fired jobs that have none yet."""
         self._threads = ThreadPoolExecutor(slots.size, thread_name_prefix="taskqd-actor")
         self._running: dict[asyncio.Task[None], Attempt] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -164,9 +174,16 @@ class Consumers:
         if attempt.cancellation.origin is CancelOrigin.OPERATOR:
             return Released(attempt, None, CANCELLED)
         try:
+            if attempt.payload == DEFERRED and self.deferred is not None:
+                attempt.payload = await self.deferred.payload(attempt)
             payload = ref.decode_payload(attempt.payload)
+            if ref.isolated and self.isolation is not None:
+                end = await self.isolation.run(attempt, self._limit(attempt))
+                return self._explain(attempt, end) if isinstance(end, BaseException) else end
             context = contextvars.copy_context()
-            arguments = (payload, self._context(attempt, payload)) if ref.wants_ctx else (payload,)
+            if ref.name in self._injected:
+                return await self._run_injected(attempt, payload, context)
+            arguments = self._arguments(attempt, payload, self._jobs)
             limit = self._limit(attempt)
             if ref.is_sync:
                 return await self._run_in_thread(attempt, partial(context.run, ref.fn, *arguments), limit)

@@ -33,6 +33,7 @@ from taskqd.worker.cancel import CancelLadder
 from taskqd.worker.closing import all_within
 from taskqd.worker.completer import Completer
 from taskqd.worker.consumer import Consumers
+from taskqd.worker.deferred import DeferredPayloads
 from taskqd.worker.heartbeat import Heartbeat
 from taskqd.worker.hooks import HookRunner
 from taskqd.worker.idle import IdleWatch
@@ -136,6 +137,10 @@ class Engine:
             result_max_bytes=settings.result_max_bytes,
             message_max_chars=settings.exception_message_max_chars,
             max_backoff=settings.max_retry_backoff,
+            injection=Injection.of(registry, self.container, self.transactions),
+        )
+        self.consumers.deferred = DeferredPayloads(
+            dispatch_pool, schema, registry, worker_id=worker_id, timeout=settings.dispatcher_command_timeout
         )
         self._ladder = CancelLadder(
             dispatch_pool,

@@ -13,6 +13,7 @@ from uuid import UUID
 import uvloop
 
 from taskqd.actors.registry import Registry, load_registry
+from taskqd.actors.schedules import declared_schedules
 from taskqd.domain.background import finished_before
 from taskqd.domain.budget import LEADER_EXTRA, compute_connection_budget
 from taskqd.domain.exit_codes import ExitCode
@@ -24,6 +25,7 @@ from taskqd.observe import logs
 from taskqd.observe.place import tell_place
 from taskqd.settings import Settings
 from taskqd.storage.credentials import choose_source
+from taskqd.storage.schedules import register_schedules
 from taskqd.storage.statements import load
 from taskqd.storage.swap import SwapPool
 from taskqd.worker import report
@@ -175,6 +177,7 @@ class Worker:
     async def _enlist(self, pool: SwapPool) -> None:
         """Make this worker and its actors known."""
         await self._store_actors(pool)
+        await self._store_schedules(pool)
         await self._register(pool)
         if self._link is not None:
             self._link.send_progress("registered")
@@ -201,6 +204,12 @@ class Worker:
             )
             if stored is not None and stored != ref.queue:  # None: another worker stores the same right now
                 _log.warning("actor-config-queue-override", actor=ref.name, declared=ref.queue, stored=stored)
+
+    async def _store_schedules(self, pool: SwapPool) -> None:
+        """Create the schedules that the actors declare. Those that exist are an operator's to change."""
+        declared = [one.definition for one in declared_schedules(self._registry.values()).values()]
+        for name, differs in (await register_schedules(pool, self._settings.schema_name, declared)).items():
+            _log.warning("schedule-differs", schedule=name, differs=differs, holds="what is stored")
 
     async def _register(self, pool: SwapPool) -> None:
         settings = self._settings

@@ -44,6 +44,7 @@ SURFACE = [
     "MigrationChecksumError",
     "MigrationLockTimeoutError",
     "MissingProvider",
+    "PayloadFactoryError",
     "PayloadNotStorableError",
     "PayloadValidationError",
     "ProgressTooLarge",
@@ -66,6 +67,8 @@ SURFACE = [
     "TaskQError",
     "UniqueForLockTimeoutError",
     "actor",
+    "cron",
+    "every",
     "new_uuid",
     "wait_for_batch",
 ]

@@ -89,3 +89,25 @@ select id, version, at, wait from found
 -- What was decided on a schedule last. Serves from schedule_decisions_schedule.
 select action, decided_at, as_of, cursor_from, cursor_to, fired, suppressed, skipped, reason
 from {schema}.schedule_decisions where schedule_id = $1::uuid order by decided_at desc limit $2::int
+
+-- name: deferred
+-- What a running attempt has to make its payload of; nothing where its payload is stored. Primary key of jobs.
+select metadata -> 'taskq_schedule' as schedule from {schema}.jobs
+where id = $1::uuid and epoch = $2::int and payload_state = 'deferred' and lock_expires_at is not null
+
+-- name: store_payload
+-- Stores the payload that an attempt made, for the attempts after it, and forgets the failures of its schedule. Primary
+-- keys of jobs, then schedules.
+with stored as (
+    update {schema}.jobs set payload = $3::jsonb, payload_state = 'stored'
+    where id = $1::uuid and epoch = $2::int and payload_state = 'deferred' and lock_expires_at is not null
+    returning id
+)
+update {schema}.schedules s set consecutive_failures = 0
+from stored where s.id = $4::uuid and s.consecutive_failures > 0
+
+-- name: strike_schedule
+-- Counts the failure of a payload factory, while the attempt that called it still is the job's. Answers whether that
+-- paused the schedule. Primary key of jobs; locks the schedule.
+select {schema}.schedule_failed($3::uuid, $4::text, $5::uuid, true, null) from {schema}.jobs
+where id = $1::uuid and epoch = $2::int and payload_state = 'deferred' and lock_expires_at is not null

@@ -28,6 +28,8 @@ class Group:
         self.socket = directory / "bench.sock"
         (directory / "bench.toml").write_text(text)
         self._log = directory / "log"
+        self._told: list[dict[str, Any]] = []
+        self._position = 0
         own = {"PYTHONPATH": str(ROOT), "TASKQ_PG_DSN": dsn, "TASKQ_SCHEMA_NAME": SCHEMA}
         self.began = time.time()
         with self._log.open("wb") as log:
@@ -41,8 +43,14 @@ class Group:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Return what the supervisor has told under this name."""
-        lines = [line for line in self._log.read_text().splitlines() if line.startswith('{"group"')]
-        return [event for event in map(json.loads, lines) if event["event"] == name]
+        with (
+            self._log.open() as log
+        ):  # on from where it was read to: whoever is measured is not kept from the processor
+            log.seek(self._position)
+            text, newline, _ = log.read().rpartition("\n")
+        self._position += len((text + newline).encode())
+        self._told += [json.loads(line) for line in text.split("\n") if line.startswith('{"group"')]
+        return [event for event in self._told if event["event"] == name]
 
     def wait(self, done: Callable[[], object]) -> None:
         """Return when ``done``; end the benchmark when that never comes."""

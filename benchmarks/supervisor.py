@@ -20,7 +20,7 @@ from benchmarks.footprint import CHILDREN, measure_footprint
 from benchmarks.group import SCHEMA
 from benchmarks.orphans import measure_orphans
 from benchmarks.peers import COMMANDS, LEFT, WATCHED, Care, Peer, measure_care, measure_peer
-from benchmarks.probe import measure_probe
+from benchmarks.probe import measure_probe, measure_status
 from benchmarks.recovery import measure_recovery
 from benchmarks.rotation import measure_rotation
 from benchmarks.silence import measure_silence
@@ -129,6 +129,9 @@ class Run:
         found = measure_probe(self._dsn, self._rounds)
         ratios = [ours / bare for ours, bare in found]
         self.table.add("CPU of `taskqd health live` / `python3 -c pass`", ratios, ".2f", 1.6, 1.2)
+        found = measure_status(self._dsn, self._rounds)
+        bare = f"python3 -c pass {statistics.median(bare for _, bare in found) * 1000:.0f} ms"
+        self.table.add("`taskqd status` of eight workers", _ms(ours for ours, _ in found), ".0f ms", 150, peers=bare)
 
     async def rotation(self) -> None:
         """Measure a rotation."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from taskqd.client.rows import JobProgress as JobProgress
     from taskqd.client.taskq import TaskQ as TaskQ
     from taskqd.domain.errors import ActorDefinitionError as ActorDefinitionError
+    from taskqd.domain.errors import ActorProcessDied as ActorProcessDied
     from taskqd.domain.errors import BackpressureError as BackpressureError
     from taskqd.domain.errors import BatchAbortedError as BatchAbortedError
     from taskqd.domain.errors import BatchMaxPendingExceededError as BatchMaxPendingExceededError
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from taskqd.domain.errors import JobNotFoundError as JobNotFoundError
     from taskqd.domain.errors import MaxPendingExceededError as MaxPendingExceededError
     from taskqd.domain.errors import MaxPendingLockTimeoutError as MaxPendingLockTimeoutError
+    from taskqd.domain.errors import MemoryLimitExceeded as MemoryLimitExceeded
     from taskqd.domain.errors import MigrationChecksumError as MigrationChecksumError
     from taskqd.domain.errors import MigrationLockTimeoutError as MigrationLockTimeoutError
     from taskqd.domain.errors import MissingProvider as MissingProvider
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from taskqd.domain.errors import RecordedError as RecordedError
     from taskqd.domain.errors import RegistryError as RegistryError
     from taskqd.domain.errors import ResultTooLarge as ResultTooLarge
+    from taskqd.domain.errors import ScheduleChangedError as ScheduleChangedError
     from taskqd.domain.errors import ScheduleDefinitionError as ScheduleDefinitionError
     from taskqd.domain.errors import SchemaNotMigratedError as SchemaNotMigratedError
     from taskqd.domain.errors import SchemaOutOfRangeError as SchemaOutOfRangeError
@@ -82,6 +85,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
     "taskqd.client.taskq": ("TaskQ",),
     "taskqd.domain.errors": (
         "ActorDefinitionError",
+        "ActorProcessDied",
         "BackpressureError",
         "BatchAbortedError",
         "BatchMaxPendingExceededError",
@@ -100,6 +104,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "JobNotFoundError",
         "MaxPendingExceededError",
         "MaxPendingLockTimeoutError",
+        "MemoryLimitExceeded",
         "MigrationChecksumError",
         "MigrationLockTimeoutError",
         "MissingProvider",
@@ -111,6 +116,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "RecordedError",
         "RegistryError",
         "ResultTooLarge",
+        "ScheduleChangedError",
         "ScheduleDefinitionError",
         "SchemaNotMigratedError",
         "SchemaOutOfRangeError",

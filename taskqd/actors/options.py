@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Literal
 
-from taskqd.domain.names import QUEUE_RULE, is_queue_name
+from taskqd.domain.names import QUEUE_RULE, is_queue_name, nearest
 
 MIN_PRIORITY, MAX_PRIORITY = -32768, 32767
 MAX_LIMIT = timedelta(days=365)
+ISOLATIONS = ("none", "process")
+MIN_MEMORY = 16 * 1024 * 1024
+
+Isolation = Literal["none", "process"]
 
 
 def queue_problem(queue: object) -> str:
@@ -30,3 +35,17 @@ def limit_problem(name: str, limit: object) -> str:
     if limit is None or (isinstance(limit, timedelta) and timedelta(0) < limit <= MAX_LIMIT):
         return ""
     return f"{name} = {limit!r} must be a timedelta above zero, up to {MAX_LIMIT.days} days"
+
+
+def isolation_problem(isolation: object, memory_limit: object) -> str:
+    """Say what is wrong with an ``isolation`` and its ``memory_limit``, ``""`` when nothing is."""
+    if isolation not in ISOLATIONS:
+        hint = nearest(isolation, ISOLATIONS) if isinstance(isolation, str) else ""
+        return f"isolation = {isolation!r} must be 'none' or 'process'{hint}"
+    if memory_limit is None:
+        return ""
+    if isolation != "process":
+        return "memory_limit needs isolation='process': the memory of a worker is that of all its jobs"
+    if isinstance(memory_limit, bool) or not isinstance(memory_limit, int) or memory_limit < MIN_MEMORY:
+        return f"memory_limit = {memory_limit!r} must be a whole number of bytes, at least {MIN_MEMORY} (16 MiB)"
+    return ""

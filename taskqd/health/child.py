@@ -62,15 +62,13 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
 
 
 def leave_supervisor() -> None:
-    """In a fork of a supervised child: let go of what connects that one to its supervisor, who waits for its end."""
+    """In a fork of a supervised child: show stacks on standard error, as the supervisor reads those of the child."""
     global _words
-    link = os.environ.pop("TASKQD_CONTROL_FD", None)
-    kept = [number for number in (link, None if _words is None else _words.fileno()) if number is not None]
-    _words, sys.excepthook = None, sys.__excepthook__
+    words, _words = _words, None
+    sys.excepthook = sys.__excepthook__
     _show_stacks_in(sys.stderr)
-    for number in kept:
-        with contextlib.suppress(OSError):  # a program that inherited the name of the link alone
-            os.close(int(number))
+    if words is not None:
+        os.close(words.fileno())
 
 
 def show_name(name: str) -> None:

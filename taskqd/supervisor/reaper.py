@@ -8,6 +8,8 @@ import os
 import signal
 from collections.abc import Callable
 
+from taskqd.health.waiting import next_ended
+
 _SWEEP_INTERVAL = 5.0
 
 
@@ -62,7 +64,7 @@ class Reaper:
             on_stop = self._stops.get(change[0])
             if on_stop is not None:
                 on_stop(change[1])
-        while (pid := _next_ended()) is not None:
+        while (pid := next_ended()) is not None:
             on_exit = self._watched.pop(pid, None)
             self._stops.pop(pid, None)
             if on_exit is None:
@@ -92,11 +94,3 @@ def _next_change() -> tuple[int, bool] | None:
     except ChildProcessError:
         return None
     return None if found is None else (found.si_pid, found.si_code != os.CLD_CONTINUED)
-
-
-def _next_ended() -> int | None:
-    try:
-        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return None
-    return None if found is None else found.si_pid

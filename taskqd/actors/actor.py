@@ -12,6 +12,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from taskqd.actors.admission import UNIQUE_STATES, Admission
 from taskqd.actors.context import JobContext
+from taskqd.actors.di.dependency import Dependency
 from taskqd.actors.faithful import find_loss, holds_nul
 from taskqd.actors.hooks import DEFAULT_TIMEOUT, Hook, Hooks
 from taskqd.actors.options import limit_problem, priority_problem, queue_problem
@@ -45,6 +46,7 @@ class ActorRef(Generic[P, R]):
 
     __slots__ = (
         "admission",
+        "dependencies",
         "fn",
         "has_hooks",
         "hooks",
@@ -71,6 +73,7 @@ class ActorRef(Generic[P, R]):
         payload_type: type[P],
         result_adapter: TypeAdapter[R] | None,
         wants_ctx: bool,
+        dependencies: Mapping[str, Dependency],
         retry: RetryPolicy,
         priority: int,
         start_to_close: timedelta | None,
@@ -85,6 +88,7 @@ class ActorRef(Generic[P, R]):
         self.payload_type = payload_type
         self.result_adapter = result_adapter
         self.wants_ctx = wants_ctx
+        self.dependencies = dependencies
         self.is_sync = not inspect.iscoroutinefunction(fn)
         self.retry = retry
         self.priority = priority
@@ -96,17 +100,17 @@ class ActorRef(Generic[P, R]):
         self.schedules: list[DeclaredSchedule] = []
         """When it runs by itself; see ``cron`` and ``every``."""
         self.admission = admission
-        self.isolated = isolation == "process"
-        self.memory_limit = memory_limit
 
     def __repr__(self) -> str:
         return f"ActorRef({self.name!r}, queue={self.queue!r})"
 
-    async def __call__(self, payload: P, ctx: JobContext[P] | None = None) -> R:
-        """Run the function on ``payload`` here and now. ``ctx`` is required exactly when the function takes one."""
+    async def __call__(self, payload: P, ctx: JobContext[P] | None = None, **dependencies: Any) -> R:
+        """Run the function on ``payload`` here and now, with ``ctx`` and ``dependencies`` where it takes them."""
         if self.wants_ctx != (ctx is not None):
             raise TypeError(f"actor {self.name!r} {'needs' if self.wants_ctx else 'takes no'} JobContext")
-        result = self.fn(payload, ctx) if self.wants_ctx else self.fn(payload)
+        for name in self.dependencies.keys() ^ dependencies.keys():
+            raise TypeError(f"actor {self.name!r} {'needs' if name in self.dependencies else 'takes no'} {name!r}")
+        result = self.fn(payload, *((ctx,) if self.wants_ctx else ()), **dependencies)
         return typing.cast(R, await result if inspect.isawaitable(result) else result)
 
     # -- what enqueue lets in -----------------------------------------------------------------------
@@ -286,6 +290,8 @@ def actor(
         @actor(queue="mail", retry=RetryPolicy(max_attempts=5))
         async def send(payload: Mail, ctx: JobContext[Mail]) -> Receipt: ...
 
+    Further parameters, each annotated with a class, are provided by the worker: see ``ProviderRegistry``.
+
     ``name``
         What its jobs are stored under; default the function's qualified name. Set it where that may change.
     ``queue``
@@ -368,13 +374,14 @@ def _declare(fn: Callable[..., Any], name: str | None, **options: Any) -> ActorR
         raise ActorDefinitionError(f"{where}: name must be 1 to {MAX_NAME} bytes of text; give one @actor(name=...)")
     if problem := _problem(**options):
         raise ActorDefinitionError(f"{where}: {problem}")
-    payload_type, result_type, wants_ctx = read_signature(fn, where)
+    payload_type, result_type, wants_ctx, dependencies = read_signature(fn, where)
     return ActorRef(
         fn,
         name=label,
         payload_type=payload_type,
         result_adapter=None if result_type is None else result_adapter(result_type, where),
         wants_ctx=wants_ctx,
+        dependencies=dependencies,
         **options,
     )
 

@@ -10,18 +10,56 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from taskqd.actors.actor import ActorRef
+from taskqd.actors.di.providers import ProviderRegistry
 from taskqd.domain.errors import RegistryError
 from taskqd.domain.names import nearest
+from taskqd.settings.model import Settings
 
-Registry = dict[str, ActorRef[Any, Any]]
+
+class Registry(dict[str, ActorRef[Any, Any]]):
+    """Actors by name, and the providers of what they depend on: ``Registry([send, resize], providers=providers)``.
+
+    Name it for a worker as ``module:attribute``. Without dependencies a plain list of actors does as well. Raises
+    ``RegistryError``.
+    """
+
+    def __init__(
+        self, actors: object = (), *, providers: ProviderRegistry | None = None, source: str = "actors"
+    ) -> None:
+        super().__init__()
+        self.providers = ProviderRegistry() if providers is None else providers
+        for ref in _members(actors, source):
+            _check(ref, source)
+            if self.setdefault(ref.name, ref) is not ref:
+                raise RegistryError(f"{source}: two actors are named {ref.name!r}; give one @actor(name=...)")
+
+    def validate(self) -> list[str]:
+        """Check that everything actors depend on can be provided; see :meth:`ProviderRegistry.validate`."""
+        return self.providers.validate(self.values(), values=PROVIDED)
+
+    @property
+    def is_transactional(self) -> bool:
+        """True when some actor runs inside a transaction of its own, for which a worker opens more connections."""
+        return any(self.runs_in_transaction(ref) for ref in self.values())
+
+    def runs_in_transaction(self, ref: ActorRef[Any, Any]) -> bool:
+        """Whether an actor does: it is async, and has a hand in the transaction by its connection or its ``ctx``."""
+        providers = self.providers
+        if ref.is_sync or not providers.is_transactional:
+            return False
+        return ref.wants_ctx or providers.wants_slot_connection(ref)
+
+
+PROVIDED: tuple[type[Any], ...] = (Settings,)
+"""What a worker provides by itself."""
 
 
 def load_registry(reference: str) -> Registry:
     """Import ``module:attribute`` and return its actors by name.
 
-    The attribute is a mapping of name to actor, or a list, tuple, set or frozenset of actors. The working directory
-    is importable, as it is for ``python -m``. Raises ``RegistryError``; an error inside the module itself is its
-    ``__cause__``.
+    The attribute is a :class:`Registry`, a mapping of name to actor, or a list, tuple, set or frozenset of actors. The
+    working directory is importable, as it is for ``python -m``. Raises ``RegistryError``; an error inside the module
+    itself is its ``__cause__``. What the actors depend on can be provided, else ``DIError`` is raised.
     """
     module_name, separator, attribute = reference.partition(":")
     if not separator or not module_name or not attribute:
@@ -61,31 +99,33 @@ def _nearest_module(missing: str) -> str:
 
 
 def build_registry(value: object, source: str = "actors") -> Registry:
-    """Return ``value`` (a mapping, or a reusable collection of actors) as actors by name. Raises ``RegistryError``."""
+    """Return ``value`` (a mapping, or a reusable collection of actors) as actors by name, checked with their providers.
+
+    Raises ``RegistryError`` and ``DIError``.
+    """
+    registry = value if isinstance(value, Registry) else Registry(value, source=source)
+    if not registry:
+        raise RegistryError(f"{source} holds no actors")
+    registry.validate()
+    return registry
+
+
+def _members(value: object, source: str) -> Iterable[Any]:
     if isinstance(value, Mapping):
         for key, ref in value.items():
             _check(ref, source)
             if key != ref.name:
                 raise RegistryError(f"{source}: key {key!r} does not match its actor's name {ref.name!r}")
-        members: Iterable[Any] = value.values()
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        members = value
-    elif isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+        return value.values()
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return value
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
         raise RegistryError(
             f"{source} is a {type(value).__name__}, which can be read only once; make it a list, a tuple or a mapping"
         )
-    elif isinstance(value, ActorRef):
+    if isinstance(value, ActorRef):
         raise RegistryError(f"{source} is a single actor; put it into a list: [{value.name}]")
-    else:
-        raise RegistryError(f"{source} is a {type(value).__name__}; it must be a list, a tuple or a mapping of actors")
-    registry: Registry = {}
-    for ref in members:
-        _check(ref, source)
-        if registry.setdefault(ref.name, ref) is not ref:
-            raise RegistryError(f"{source}: two actors are named {ref.name!r}; give one @actor(name=...)")
-    if not registry:
-        raise RegistryError(f"{source} holds no actors")
-    return registry
+    raise RegistryError(f"{source} is a {type(value).__name__}; it must be a list, a tuple or a mapping of actors")
 
 
 def _check(ref: object, source: str) -> None:

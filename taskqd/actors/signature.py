@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from taskqd.actors.context import JobContext
+from taskqd.actors.di.dependency import Dependency, read_dependency
 from taskqd.domain.errors import ActorDefinitionError
 
 MAX_NAME = 200
@@ -25,8 +26,9 @@ def is_actor_name(label: object) -> bool:
         return False
 
 
-def read_signature(fn: Callable[..., Any], where: str) -> tuple[type[BaseModel], Any, bool]:
-    """Return the payload's type, the result's (None for none), and whether the function takes a ``JobContext``.
+def read_signature(fn: Callable[..., Any], where: str) -> tuple[type[BaseModel], Any, bool, dict[str, Dependency]]:
+    """Return the payload's type, the result's (None for none), whether the function takes a ``JobContext``, and what
+    else it depends on.
 
     Raises ``ActorDefinitionError`` that begins with ``where`` and names the fix.
     """
@@ -40,13 +42,16 @@ def read_signature(fn: Callable[..., Any], where: str) -> tuple[type[BaseModel],
     parameters = list(inspect.signature(fn).parameters.values())
     if not parameters:
         raise ActorDefinitionError(f"{where} takes no payload; its first parameter must be a pydantic model")
+    first, *rest = parameters
     for parameter in parameters:
-        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+        is_own = parameter is first or _is_context(hints.get(parameter.name))
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or (
+            is_own and parameter.kind is parameter.KEYWORD_ONLY
+        ):
             raise ActorDefinitionError(
                 f"{where}: parameter {parameter} must be positional; an actor is called with a payload and, "
                 "if it wants, a JobContext: remove the '*'"
             )
-    first, *rest = parameters
     payload_type = hints.get(first.name)
     if payload_type is None and first.name in ("self", "cls"):
         raise ActorDefinitionError(f"{where} is a method; an actor is a function outside of any class")
@@ -57,12 +62,14 @@ def read_signature(fn: Callable[..., Any], where: str) -> tuple[type[BaseModel],
             f"{where}: parameter {first.name!r} is {payload_type!r}; a payload must be a pydantic BaseModel"
         )
     wants_ctx = False
+    dependencies: dict[str, Dependency] = {}
     for parameter in rest:
         hint = hints.get(parameter.name)
-        if hint is not JobContext and typing.get_origin(hint) is not JobContext:
-            raise ActorDefinitionError(
-                f"{where}: parameter {parameter.name!r} is not a JobContext; an actor takes a payload and a JobContext"
-            )
+        if not _is_context(hint):
+            dependencies[parameter.name] = _dependency(fn, parameter, where)
+            continue
+        if dependencies:
+            raise ActorDefinitionError(f"{where}: its JobContext must stand right after the payload")
         if wants_ctx:
             raise ActorDefinitionError(f"{where} takes two JobContexts; keep one")
         arguments = typing.get_args(hint)
@@ -75,7 +82,32 @@ def read_signature(fn: Callable[..., Any], where: str) -> tuple[type[BaseModel],
     if "return" not in hints:
         raise ActorDefinitionError(f"{where} needs a return annotation: a pydantic model, or None")
     result_type = hints["return"]
-    return payload_type, None if result_type is type(None) else result_type, wants_ctx
+    return payload_type, None if result_type is type(None) else result_type, wants_ctx, dependencies
+
+
+def _is_context(hint: Any) -> bool:
+    return hint is JobContext or typing.get_origin(hint) is JobContext
+
+
+def _dependency(fn: Callable[..., Any], parameter: inspect.Parameter, where: str) -> Dependency:
+    name = parameter.name
+    hint = typing.get_type_hints(fn, include_extras=True).get(name)
+    if hint is None:
+        raise ActorDefinitionError(f"{where}: parameter {name!r} needs an annotation: the class that it depends on")
+    wanted = read_dependency(hint)
+    if wanted is None:
+        raise ActorDefinitionError(
+            f"{where}: parameter {name!r} is {hint!r}; it must be a JobContext, or the class that the actor depends on"
+        )
+    if wanted.type.__module__ == "builtins":
+        raise ActorDefinitionError(
+            f"{where}: parameter {name!r} is a plain {wanted.type.__name__}; put it into the payload"
+        )
+    if parameter.default is not parameter.empty or parameter.kind is parameter.POSITIONAL_ONLY:
+        raise ActorDefinitionError(
+            f"{where}: parameter {name!r} is provided by name: it takes no default and stands after no '/'"
+        )
+    return wanted
 
 
 def result_adapter(result_type: Any, where: str) -> TypeAdapter[Any]:

@@ -34,6 +34,7 @@ class Attempt:
         "queue",
         "ref",
         "scheduled_at",
+        "settling",
         "start_to_close",
         "started_at",
     )
@@ -71,6 +72,8 @@ class Attempt:
         self.cancellation = Cancellation()
         self.forced = False
         """True once its task was cancelled by us."""
+        self.settling = False
+        """True once its own transaction settles it, which nothing may cut short."""
         self.climb: asyncio.Task[None] | None = None
         """What takes it up the ladder of a cancelled job, once its job is."""
         self.given_up = False

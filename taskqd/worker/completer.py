@@ -14,7 +14,7 @@ from taskqd.domain.background import BackgroundLoop
 from taskqd.observe.logs import get_logger
 from taskqd.storage.statements import load
 from taskqd.worker.attempt import Attempt, Leases
-from taskqd.worker.outcome import Abandoned, Failed, Outcome, Released, Snoozed, Succeeded
+from taskqd.worker.outcome import Abandoned, CommitLost, Failed, Outcome, Released, Snoozed, Succeeded
 
 GROUP = 256
 LINGER = 0.002
@@ -82,6 +82,19 @@ class Completer:
         if len(self._waiting) >= BACKLOG:
             self._room.clear()
         self.loop.wake()
+
+    def settled(self, outcome: Succeeded) -> None:
+        """Take note of a success that its own transaction has written."""
+        self._leases.discard(outcome.attempt)
+        self.succeeded += 1
+        if outcome.attempt.ref.has_hooks:
+            self._on_ended(outcome, "succeeded")
+
+    def leave(self, attempt: Attempt) -> None:
+        """Leave an attempt to its lease: the reaper gives its job to somebody else."""
+        attempt.disowned = True
+        self._leases.discard(attempt)
+        self.disowned += 1
 
     async def room(self) -> None:
         """Wait until the backlog is below its bound."""
@@ -219,7 +232,7 @@ class Completer:
                 self.failed += state["status"] == "failed"
                 self._on_ended(outcome, state["status"])
         else:
-            self._drop(outcome)
+            self.drop(outcome)
 
     async def _settle_stragglers(self) -> None:
         due = [straggler for straggler in self._stragglers if straggler.due <= time.monotonic()]
@@ -230,7 +243,8 @@ class Completer:
             if len(self._stragglers) > others:
                 self._stragglers[-1].back_off(straggler.pause)
 
-    def _drop(self, outcome: Outcome) -> None:
+    def drop(self, outcome: Outcome) -> None:
+        """Count an outcome whose attempt is no longer this worker's."""
         self._leases.discard(outcome.attempt)
         if isinstance(outcome, Released) and outcome.seconds is None:
             return  # a replayed hand-back leaves no trace to recognise; nothing was lost by it
@@ -255,32 +269,34 @@ class Completer:
         if isinstance(outcome, Failed) and outcome.error_class == UNSTORABLE:
             self._disown(outcomes, error)
             return
-        _log.error(
-            "outcome-not-storable",
-            job_id=str(outcome.attempt.job_id),
-            actor=outcome.attempt.ref.name,
-            error=type(error).__name__,
-        )
-        diagnostic = Failed(
-            outcome.attempt,
-            outcome.seconds or 0.0,
-            UNSTORABLE,
-            f"the outcome ({type(outcome).__name__}) holds a value that Postgres refused: {type(error).__name__}",
-            None,
-            retry_kind="non_retryable",
-        )
-        await self._settle(Failed, [diagnostic])
+        await self._settle(Failed, [unstorable(outcome, error)])
 
     def _disown(self, outcomes: list[Outcome], error: BaseException) -> None:
         for outcome in outcomes:
-            outcome.attempt.disowned = True
-            self._leases.discard(outcome.attempt)
-        self.disowned += len(outcomes)
+            self.leave(outcome.attempt)
         _log.error("terminal-write-failed", jobs=len(outcomes), error=f"{type(error).__name__}: {error}")
 
 
 UNSTORABLE = "OutcomeNotStorable"
 """Error class of a job whose own outcome Postgres refused to store."""
+
+
+def unstorable(outcome: Outcome, error: BaseException) -> Failed:
+    """Return what is stored in place of an outcome that Postgres refused to store."""
+    _log.error(
+        "outcome-not-storable",
+        job_id=str(outcome.attempt.job_id),
+        actor=outcome.attempt.ref.name,
+        error=type(error).__name__,
+    )
+    return Failed(
+        outcome.attempt,
+        outcome.seconds or 0.0,
+        UNSTORABLE,
+        f"the outcome ({type(outcome).__name__}) holds a value that Postgres refused: {type(error).__name__}",
+        None,
+        retry_kind="non_retryable",
+    )
 
 
 class _Straggler:
@@ -299,6 +315,7 @@ class _Straggler:
 _ENDS: dict[type[Outcome], tuple[str, ...]] = {
     Succeeded: ("succeeded",),
     Failed: ("failed", "cancelled"),
+    CommitLost: ("succeeded", "failed", "cancelled"),
     Snoozed: ("failed", "cancelled"),
     Released: ("cancelled",),
     Abandoned: ("abandoned",),
@@ -312,7 +329,9 @@ def _is_replay(outcome: Outcome, state: Any) -> bool:
         return True
     if isinstance(outcome, Released):
         return bool(state["outcome"] == "interrupted")
-    return bool(state["outcome"] == {Failed: "retried", Snoozed: "snoozed"}.get(type(outcome), "none"))
+    return bool(
+        state["outcome"] == {Failed: "retried", CommitLost: "retried", Snoozed: "snoozed"}.get(type(outcome), "none")
+    )
 
 
 def _unexpected(name: str, error: BaseException, streak: int) -> None:

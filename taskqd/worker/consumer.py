@@ -6,12 +6,13 @@ import asyncio
 import contextvars
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 from uuid import UUID
 
+from asyncpg import Connection
 from pydantic import ValidationError
 
 from taskqd.actors.context import JobContext, JobEnqueuer
@@ -27,9 +28,6 @@ from taskqd.worker.outcome import CANCELLED, SHUTDOWN, Failed, Outcome, Overran,
 from taskqd.worker.progress import ProgressWriter
 from taskqd.worker.slots import Slots
 from taskqd.worker.transactional import Slot
-
-if TYPE_CHECKING:
-    from taskqd.worker.isolated.runner import Isolation
 
 YIELD_EVERY = 32
 """Attempts after which a consumer that never had to wait lets the rest of the loop run."""
@@ -55,7 +53,10 @@ class Consumers:
         result_max_bytes: int,
         message_max_chars: int,
         max_backoff: float,
+        injection: Injection | None = None,
     ) -> None:
+        self._injection = injection
+        self._injected = frozenset[str]() if injection is None else injection.actors
         self._slots = slots
         self._completer = completer
         self._progress = progress
@@ -66,8 +67,6 @@ class Consumers:
         self._result_max_bytes = result_max_bytes
         self._message_max_chars = message_max_chars
         self._max_backoff = max_backoff
-        self.isolation: Isolation | None = None
-        """What runs isolated actors. None runs them here, as in the process that it has made for one."""
         self.deferred: DeferredPayloads | None = None
         """What makes the payloads of fired jobs that have none yet."""
         self._threads = ThreadPoolExecutor(slots.size, thread_name_prefix="taskqd-actor")
@@ -110,10 +109,12 @@ class Consumers:
     def cancel(self, attempt: Attempt | None = None) -> None:
         """Cancel the task of ``attempt``, or of all but those of cancelled jobs, which are cancelled one by one.
 
-        A plain function cannot be cancelled and is left alone.
+        A plain function in a thread cannot be cancelled and is left alone.
         """
         for task, running in list(self._running.items()):
             wanted = running is attempt if attempt is not None else running.climb is None
+            if running.settling:
+                continue  # it has ended, and a transaction must not be cut at its commit
             if wanted and not running.ref.is_sync and not running.forced:
                 running.forced = True
                 task.cancel()
@@ -177,9 +178,6 @@ class Consumers:
             if attempt.payload == DEFERRED and self.deferred is not None:
                 attempt.payload = await self.deferred.payload(attempt)
             payload = ref.decode_payload(attempt.payload)
-            if ref.isolated and self.isolation is not None:
-                end = await self.isolation.run(attempt, self._limit(attempt))
-                return self._explain(attempt, end) if isinstance(end, BaseException) else end
             context = contextvars.copy_context()
             if ref.name in self._injected:
                 return await self._run_injected(attempt, payload, context)
@@ -190,21 +188,71 @@ class Consumers:
             if limit is None:
                 result = await _InContext(ref.fn(*arguments), context)
             else:
-                timeout = asyncio.timeout(limit)
-                until = limit + self._cleanup_grace
-                overdue = asyncio.get_running_loop().call_later(until, self._give_up, attempt, limit)
-                try:
-                    async with timeout:
-                        result = await _InContext(ref.fn(*arguments), context)
-                except TimeoutError as error:
-                    if timeout.expired():
-                        return _timed_out(attempt, limit)
-                    return self._explain(attempt, error)
-                finally:
-                    overdue.cancel()
+                result = await self._within(limit, attempt, _InContext(ref.fn(*arguments), context))
             return self._success(attempt, result)
         except BaseException as error:
             return self._explain(attempt, error)
+
+    async def _within(self, limit: float, attempt: Attempt, body: _InContext, *, strictly: bool = False) -> Any:
+        """Run the body for at most ``limit`` seconds, then cancel it. Raises ``Overran``; when ``strictly`` then also
+        where the body ended in a way of its own."""
+        timeout = asyncio.timeout(limit)
+        until = limit + self._cleanup_grace
+        overdue = asyncio.get_running_loop().call_later(until, self._give_up, attempt, limit)
+        try:
+            async with timeout:
+                result = await body
+        except Exception as error:
+            if timeout.expired() and (strictly or isinstance(error, TimeoutError)):
+                raise Overran(limit) from None
+            raise
+        finally:
+            overdue.cancel()
+        if strictly and timeout.expired():
+            raise Overran(limit)
+        return result
+
+    async def _run_injected(self, attempt: Attempt, payload: Any, context: contextvars.Context) -> Outcome | None:
+        """Run an attempt whose actor depends on something, or works inside a transaction."""
+        ref, injection = attempt.ref, self._injection
+        assert injection is not None  # noqa: S101
+        if ref.is_sync:
+            arguments = self._arguments(attempt, payload, self._jobs)
+            call = partial(context.run, injection.container.call_in_thread, ref, arguments)
+            return await self._run_in_thread(attempt, call, self._limit(attempt))
+        if ref.name not in injection.transactional:
+            return await self._run_with(attempt, payload, context, {}, self._jobs)
+
+        async def work(slot: Slot) -> Succeeded:
+            return await self._run_with(attempt, payload, context, {Connection: slot.connection}, slot.jobs)
+
+        return await injection.transactions.run(attempt, work)
+
+    async def _run_with(
+        self,
+        attempt: Attempt,
+        payload: Any,
+        context: contextvars.Context,
+        given: Mapping[type[Any], Any],
+        jobs: JobEnqueuer,
+    ) -> Succeeded:
+        ref, limit = attempt.ref, self._limit(attempt)
+        assert self._injection is not None  # noqa: S101
+        scope = self._injection.container.attempt(given)
+        failed: BaseException | None = None
+        try:
+            dependencies = await scope.resolve(ref.dependencies)
+            body = _InContext(ref.fn(*self._arguments(attempt, payload, jobs), **dependencies), context)
+            result = await (body if limit is None else self._within(limit, attempt, body, strictly=bool(given)))
+        except BaseException as error:
+            failed = error
+            raise
+        finally:
+            await scope.close(failed)
+        return self._success(attempt, result)
+
+    def _arguments(self, attempt: Attempt, payload: Any, jobs: JobEnqueuer) -> tuple[Any, ...]:
+        return (payload, self._context(attempt, payload, jobs)) if attempt.ref.wants_ctx else (payload,)
 
     def _give_up(self, attempt: Attempt, limit: float) -> None:
         """Settle an attempt whose actor has not ended after its cancellation. Its slot stays taken until it does."""
@@ -239,13 +287,15 @@ class Consumers:
 
     # -- outcomes -----------------------------------------------------------------------------------
 
-    def _success(self, attempt: Attempt, result: Any) -> Outcome:
+    def _success(self, attempt: Attempt, result: Any) -> Succeeded:
         ref = attempt.ref
         text = ref.encode_result(result, self._result_max_bytes)
         return Succeeded(attempt, _ran(attempt), text, result if ref.hooks.on_success is not None else None)
 
     def _explain(self, attempt: Attempt, error: BaseException) -> Outcome | None:
         """Return the outcome of an attempt whose actor raised ``error``."""
+        if isinstance(error, Overran):
+            return _timed_out(attempt, error.limit)
         if isinstance(error, Snooze):
             return Snoozed(attempt, _ran(attempt), error.delay)
         if isinstance(error, RetryAfter):
@@ -294,7 +344,7 @@ class Consumers:
             _log.warning("retry-classifier-failed", actor=ref.name, job_id=str(attempt.job_id), error=repr(broken))
             return RetryOverride()
 
-    def _context(self, attempt: Attempt, payload: Any) -> JobContext[Any]:
+    def _context(self, attempt: Attempt, payload: Any, jobs: JobEnqueuer) -> JobContext[Any]:
         return JobContext(
             job_id=attempt.job_id,
             actor=attempt.ref.name,
@@ -304,7 +354,7 @@ class Consumers:
             batch_id=attempt.batch_id,
             worker_id=self._worker_id,
             payload=payload,
-            jobs=self._jobs,
+            jobs=jobs,
             log=get_logger("taskqd.actor").bind(
                 job_id=str(attempt.job_id), actor=attempt.ref.name, queue=attempt.queue, attempt=attempt.number
             ),

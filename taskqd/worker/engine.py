@@ -10,6 +10,7 @@ from uuid import UUID
 
 import asyncpg
 
+from taskqd.actors.di.container import Container
 from taskqd.actors.registry import Registry
 from taskqd.client.enqueue import Enqueuer
 from taskqd.client.jobs import Jobs
@@ -37,12 +38,15 @@ from taskqd.worker.deferred import DeferredPayloads
 from taskqd.worker.heartbeat import Heartbeat
 from taskqd.worker.hooks import HookRunner
 from taskqd.worker.idle import IdleWatch
+from taskqd.worker.injection import AutonomousWake, Injection
 from taskqd.worker.outcome import ISOLATED, SHUTDOWN, UNSTARTED, Released
 from taskqd.worker.pools import open_pools
 from taskqd.worker.producer import Producer
 from taskqd.worker.progress import ProgressWriter
 from taskqd.worker.shutdown import TAIL, ShutdownPlan
+from taskqd.worker.slot_pool import open_slot_pool
 from taskqd.worker.slots import Slots
+from taskqd.worker.transactional import SlotTransactions
 from taskqd.worker.watchdog import trip
 
 HOOK_TAIL = 1.0
@@ -66,6 +70,7 @@ class Engine:
         dispatch_pool: SwapPool,
         worker_pool: SwapPool,
         credential: Credential | None,
+        slot_pool: SwapPool | None = None,
     ) -> None:
         schema = settings.schema_name
         self._settings = settings
@@ -74,7 +79,7 @@ class Engine:
         self._sql = load("worker", schema)
         self._dispatch_pool = dispatch_pool
         self._worker_pool = worker_pool
-        self.pools = (dispatch_pool, worker_pool)
+        self.pools = tuple(pool for pool in (dispatch_pool, worker_pool, slot_pool) if pool is not None)
         self.isolated = False
         """True while the database has not answered for so long that running jobs were stopped."""
         self._quiet = False
@@ -126,11 +131,23 @@ class Engine:
             max_backoff=settings.max_retry_backoff,
             heartbeat_window=(2 * settings.heartbeat_interval, settings.lock_lease),
         )
+        self.container = Container(registry.providers, {Settings: settings})
+        self.transactions: SlotTransactions | None = None
+        """Those of the slots, where actors work in transactions."""
+        if slot_pool is not None:
+            self.transactions = SlotTransactions(
+                slot_pool,
+                enqueuer,
+                self._wake,
+                self.completer,
+                self._progress,
+                command_timeout=settings.dispatcher_command_timeout,
+            )
         self.consumers = Consumers(
             self.slots,
             self.completer,
             self._progress,
-            Jobs(worker_pool, enqueuer, self._wake),
+            Jobs(worker_pool, enqueuer, AutonomousWake(self._wake)),
             worker_id=worker_id,
             default_start_to_close=settings.default_start_to_close,
             cleanup_grace=settings.cleanup_grace_period,
@@ -194,6 +211,7 @@ class Engine:
             {
                 "dispatch pool": dispatch_pool.swap,
                 "worker pool": worker_pool.swap,
+                **({} if slot_pool is None else {"slot pool": slot_pool.swap}),
                 "heartbeat": self.heartbeat.renew,
                 **({} if self.listener is None else {"listener": self.listener.renew}),
             },
@@ -216,9 +234,24 @@ class Engine:
         enlist: Callable[[SwapPool], Awaitable[None]],
         on_retry: Callable[[str, float], None],
     ) -> Engine:
-        """Open the pools and build the parts. Arguments and errors are those of ``open_pools``."""
-        pools = await open_pools(settings, group, enlist=enlist, on_retry=on_retry)
-        return cls(settings, registry, worker_id, group, *pools)
+        """Open the pools, make what actors depend on, and build the parts.
+
+        Arguments and errors are those of ``open_pools``, and the errors of ``open_slot_pool`` and ``Container.open``.
+        """
+        dispatch, worker, credential = await open_pools(settings, group, enlist=enlist, on_retry=on_retry)
+        pools = [dispatch, worker]
+        slot_pool = None
+        try:
+            if registry.is_transactional:
+                slot_pool = await open_slot_pool(settings, group, on_retry=on_retry)
+                pools.append(slot_pool)
+            engine = cls(settings, registry, worker_id, group, dispatch, worker, credential, slot_pool)
+            await engine.container.open(registry.values())
+        except BaseException:
+            for pool in pools:
+                pool.terminate()
+            raise
+        return engine
 
     def start(self) -> None:
         """Start every part, the producer last."""
@@ -285,8 +318,8 @@ class Engine:
     def _on_lost(self, attempts: Sequence[Attempt]) -> None:
         running = set(self.consumers.running)
         for attempt in attempts:
-            if attempt not in running:
-                continue  # its outcome is with the completer, which finds out by itself
+            if attempt not in running or attempt.settling:
+                continue  # its outcome is with the completer, or its transaction, which finds out by itself
             attempt.disowned = True
             self._leases.discard(attempt)
             self.completer.lost += 1
@@ -389,6 +422,7 @@ class Engine:
             self.credentials.stop(0.5),
             self.group_row.loop.stop(0.1),
             self.completer.loop.stop(TAIL - 1),
+            self.container.close(),
             self.heartbeat.wait_stopped(TAIL - 1),
         ]
         if self.listener is not None:
@@ -398,9 +432,9 @@ class Engine:
         if with_group:
             farewells.append(self.group_row.withdraw())
         await all_within(0.5, *farewells)
-        await all_within(0.5, self._dispatch_pool.close(), self._worker_pool.close())
-        self._dispatch_pool.terminate()
-        self._worker_pool.terminate()
+        await all_within(0.5, *(pool.close() for pool in self.pools))
+        for pool in self.pools:
+            pool.terminate()
 
 
 def loop_failed(name: str, error: BaseException, streak: int) -> None:

@@ -32,6 +32,7 @@ from taskqd.worker import report
 from taskqd.worker.closing import all_within
 from taskqd.worker.engine import Engine
 from taskqd.worker.idle import IdleWatch
+from taskqd.worker.injection import announce
 from taskqd.worker.shutdown import LAST_SECOND, TAIL, ShutdownPlan, exit_within
 from taskqd.worker.watchdog import Watchdog
 
@@ -234,6 +235,8 @@ class Worker:
         self._phase = "running"
         if self._link is not None:
             self._link.send_ready()
+        if self._engine is not None:
+            announce(self._registry, self._engine.transactions)
         budget = compute_connection_budget(
             max_concurrency=settings.max_concurrency,
             dispatcher_pool_size=settings.dispatcher_pool_size,

@@ -41,6 +41,11 @@ class Failed:
 
 
 @dataclass(slots=True)
+class CommitLost(Failed):
+    """The answer to the commit that settled the attempt was lost: it succeeded if its row says so, else it failed."""
+
+
+@dataclass(slots=True)
 class Snoozed:
     """The actor put its job off by ``delay`` seconds; the attempt is given back."""
 
@@ -67,6 +72,15 @@ class Abandoned:
 
 
 Outcome = Succeeded | Failed | Snoozed | Released | Abandoned
+
+
+class Overran(Exception):
+    """The actor ran for longer than its start_to_close, of ``limit`` seconds, and was cancelled."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__("start_to_close")
+        self.limit = limit
+
 
 SHUTDOWN = "worker_shutdown"
 """Cause of a release by a worker that stops."""

@@ -1,0 +1,1 @@
+"""Dependency injection: what actors are given beside their payload."""

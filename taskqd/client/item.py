@@ -114,6 +114,7 @@ class RowMaker:
         self._key_max_bytes = key_max_bytes
         self._max_backoff = max_backoff
         self._heartbeat_window = heartbeat_window
+        self._curves: dict[ActorRef[Any, Any], tuple[int, str, str, float, float, float]] = {}
 
     def row(self, item: EnqueueItem, batch_id: UUID | None) -> Row:
         """Return the row of ``item``, of the batch ``batch_id`` unless it names one. Raises what ``enqueue`` says."""
@@ -122,45 +123,27 @@ class RowMaker:
         ref = item.actor_ref
         if not isinstance(ref, ActorRef):
             raise TypeError(f"actor_ref = {ref!r} is not an actor; decorate the function with @actor")
-        queue = ref.queue if item.queue is None else item.queue
-        priority = ref.priority if item.priority is None else item.priority
-        if problem := (
-            queue_problem(queue)
-            or priority_problem(priority)
-            or limit_problem("start_to_close", item.start_to_close)
-            or limit_problem("schedule_to_close", item.schedule_to_close)
-            or self._heartbeat_problem(item.heartbeat_timeout)
-        ):
+        if problem := self._problem(item):
             raise ValueError(problem)
-        if item.scheduled_at is not None and not isinstance(item.scheduled_at, datetime):
-            raise TypeError(f"scheduled_at = {item.scheduled_at!r} must be a datetime with a time zone")
-        if item.scheduled_at is not None and item.scheduled_at.utcoffset() is None:
-            raise ValueError(f"scheduled_at = {item.scheduled_at} has no time zone; use datetime.now(UTC) or the like")
         check_batch_id(item.batch_id)
         self._check_keys(item)
-        retry = ref.retry
-        deadline = retry.time_budget if item.schedule_to_close is None else item.schedule_to_close
+        deadline = ref.retry.time_budget if item.schedule_to_close is None else item.schedule_to_close
         return Row(
             new_uuid(),
             ref.name,
-            queue,
+            ref.queue if item.queue is None else item.queue,
             ref.encode_payload(item.payload),
-            priority,
+            ref.priority if item.priority is None else item.priority,
             None if item.scheduled_at is None else _utc(item.scheduled_at),
             item.idempotency_scope,
             item.idempotency_key,
             item.unique_while == "active",
-            _tags(item.tags),
+            _tags(item.tags) if item.tags else None,
             _metadata(item.metadata),
             _seconds(item.start_to_close),
             _seconds(deadline),
             _seconds(item.heartbeat_timeout),
-            retry.max_attempts,
-            retry.kind,
-            retry.backoff,
-            min(retry.base.total_seconds(), self._max_backoff),
-            min(retry.cap.total_seconds(), self._max_backoff),
-            retry.stored_jitter,
+            *(self._curves.get(ref) or self._curve(ref)),
             item.batch_id if item.batch_id is not None else batch_id,
             item.identity_key,
             item.fairness_key,
@@ -168,9 +151,28 @@ class RowMaker:
             ref.max_pending is not None,
         )
 
+    def _curve(self, ref: ActorRef[Any, Any]) -> tuple[int, str, str, float, float, float]:
+        """Return what is stored of an actor's policy."""
+        retry = ref.retry
+        base, cap = (min(each.total_seconds(), self._max_backoff) for each in (retry.base, retry.cap))
+        curve = (retry.max_attempts, retry.kind, retry.backoff, base, cap, retry.stored_jitter)
+        self._curves[ref] = curve
+        return curve
+
+    def _problem(self, item: EnqueueItem) -> str:
+        """Say what is wrong with what the item overrides, ``""`` when nothing is."""
+        return (
+            (item.queue is not None and queue_problem(item.queue))
+            or (item.priority is not None and priority_problem(item.priority))
+            or (item.start_to_close is not None and limit_problem("start_to_close", item.start_to_close))
+            or (item.schedule_to_close is not None and limit_problem("schedule_to_close", item.schedule_to_close))
+            or (item.heartbeat_timeout is not None and self._heartbeat_problem(item.heartbeat_timeout))
+            or ""
+        )
+
     def _heartbeat_problem(self, timeout: object) -> str:
         low, high = self._heartbeat_window
-        if timeout is None or (isinstance(timeout, timedelta) and low <= timeout.total_seconds() < high):
+        if isinstance(timeout, timedelta) and low <= timeout.total_seconds() < high:
             return ""
         return (
             f"heartbeat_timeout = {timeout!r} must be a timedelta of at least {low:g} s, two TASKQ_HEARTBEAT_INTERVAL, "
@@ -224,17 +226,19 @@ def _seconds(duration: timedelta | None) -> float | None:
 
 
 def _utc(moment: datetime) -> datetime:
+    if not isinstance(moment, datetime):
+        raise TypeError(f"scheduled_at = {moment!r} must be a datetime with a time zone")
+    if moment.utcoffset() is None:
+        raise ValueError(f"scheduled_at = {moment} has no time zone; use datetime.now(UTC) or the like")
     try:
         return moment.astimezone(UTC)
     except OverflowError:
         raise ValueError(f"scheduled_at = {moment} must be between the years 1 and 9999 in UTC") from None
 
 
-def _tags(tags: Sequence[str]) -> str | None:
+def _tags(tags: Sequence[str]) -> str:
     if isinstance(tags, str):
         raise TypeError(f"tags = {tags!r} must be a sequence of words, not one string")
-    if not tags:
-        return None
     if len(tags) > MAX_TAGS:
         raise ValueError(f"{len(tags)} tags given, the limit is {MAX_TAGS}")
     for tag in tags:

@@ -29,6 +29,7 @@ COMMANDS = {
     "health": "Ask a running group or process over its unix socket: live, ready, startup.",
     "worker": "Run one worker process.",
     "scheduler": "Run the scheduler process.",
+    "schedule": "See, plan, change and steer what runs by itself.",
     "migrate": "Apply the database migrations, or show which are applied.",
 }
 """Every command with its line of help, in the order that a newcomer meets them."""

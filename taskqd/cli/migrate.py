@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import click
 
+from taskqd.cli.session import session
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.settings import load_settings
-from taskqd.storage.connect import SESSION_LOST, close, connect_with_retry, explain
-from taskqd.storage.credentials import login_of
 from taskqd.storage.migrate import CODE_LEVEL, MIN_SCHEMA, Applied, Status, migrate_status, migrate_up
 
 if TYPE_CHECKING:
-    import asyncpg
-
     from taskqd.settings import Settings
 
 _schema_option = click.option(
@@ -56,7 +51,7 @@ def up(
     """
 
     async def run(settings: Settings) -> None:
-        async with _connection(settings) as conn:
+        async with session(settings, "migrate") as conn:
             applied = await migrate_up(
                 conn,
                 settings.schema_name,
@@ -83,7 +78,7 @@ def status(schema: str | None, as_json: bool) -> int:
     """
 
     async def read(settings: Settings) -> Status:
-        async with _connection(settings, writable=False) as conn:
+        async with session(settings, "migrate", writable=False) as conn:
             return await migrate_status(conn, settings.schema_name)
 
     settings = _settings(schema)
@@ -95,37 +90,6 @@ def status(schema: str | None, as_json: bool) -> int:
 
 def _settings(schema: str | None) -> Settings:
     return load_settings({"schema_name": schema})
-
-
-@asynccontextmanager
-async def _connection(settings: Settings, *, writable: bool = True) -> AsyncIterator[asyncpg.Connection]:
-    dsn = settings.direct_dsn()
-    conn = await connect_with_retry(
-        dsn,
-        role="migrate",
-        schema=settings.schema_name,
-        boot_timeout=settings.database_boot_timeout,
-        on_retry=_report_first(),
-        login=login_of(settings),
-        writable=writable,
-    )
-    try:
-        yield conn
-    except SESSION_LOST as error:
-        raise explain(error, dsn) from None
-    finally:
-        await close(conn)
-
-
-def _report_first() -> Callable[[str, float], None]:
-    told: list[str] = []
-
-    def report(why: str, pause: float) -> None:
-        if not told:
-            click.echo(f"waiting: {why}", err=True)
-            told.append(why)
-
-    return report
 
 
 def _print_applied(applied: Applied) -> None:

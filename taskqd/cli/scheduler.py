@@ -9,7 +9,7 @@ from taskqd.settings import load_settings
 
 @click.group()
 def command() -> None:
-    """Run the scheduler process: it promotes due jobs, reaps expired leases and enforces deadlines."""
+    """Run the scheduler process: it fires schedules, promotes due jobs, reaps expired leases and enforces deadlines."""
 
 
 @command.command()

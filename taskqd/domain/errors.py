@@ -206,6 +206,12 @@ class SubEnqueueError(TaskQError):
     """A job could not be enqueued from inside an actor."""
 
 
+class ScheduleChangedError(TaskQError):
+    """Somebody changed the schedule, or is firing it, between the look at it and the change."""
+
+    exit_code = ExitCode.TRY_AGAIN
+
+
 class PayloadFactoryError(TaskQError):
     """The payload of a fired job could not be made; the job fails and is not retried, its schedule has a strike."""
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
-from taskqd.domain.errors import ScheduleDefinitionError, TaskQError
+from taskqd.domain.errors import ScheduleChangedError, ScheduleDefinitionError, TaskQError
 from taskqd.domain.ids import new_uuid
 from taskqd.domain.schedule import RECURRENCE, Schedule, differences
 from taskqd.storage.statements import load
@@ -129,7 +129,7 @@ async def fire_slots(
 ) -> int:
     """Fire slots by hand, but those that were decided already, and return how many jobs that made.
 
-    Raises ``TaskQError`` where the schedule was changed meanwhile, or a scheduler fires it right now.
+    Raises ``ScheduleChangedError`` where the schedule was changed meanwhile, or a scheduler fires it right now.
     """
     decision = new_uuid()
     async with connection.transaction():
@@ -150,9 +150,15 @@ async def fire_slots(
             None,
         )
     if record is None:
-        raise TaskQError("the schedule is being fired or was changed just now; try again")
+        raise ScheduleChangedError("the schedule is being fired or was changed just now; try again")
     fired: int = record["fired"]
     return fired
+
+
+async def decisions_on(connection: Any, schema: str, schedule_id: UUID, limit: int) -> list[dict[str, Any]]:
+    """Return what was decided on a schedule, the latest first."""
+    records = await connection.fetch(load("schedules", schema).decided, schedule_id, limit)
+    return [dict(record) for record in records]
 
 
 def _columns(wanted: Schedule) -> tuple[Any, ...]:

@@ -55,7 +55,7 @@ class DeferredPayloads:
         name = about["payload_factory"]
         factory = self._factories.get(name)
         if factory is None:
-            raise PayloadFactoryError(
+            raise TaskQError(  # retried: a worker of another release may know it
                 f"payload factory {name!r} of schedule {about['name']!r} is declared by no actor of this worker"
             )
         try:

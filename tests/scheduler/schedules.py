@@ -54,7 +54,7 @@ class ScheduleTable:
         )
         await self.conn.execute(f'update "{self.schema}".schedules set next_fire_at = {due}')
 
-    async def update(self, name: str, **columns: Any) -> None:
+    async def update(self, name: str, /, **columns: Any) -> None:
         """Set columns of a schedule to SQL expressions."""
         setting = ", ".join(f"{column} = {value}" for column, value in columns.items())
         await self.conn.execute(f'update "{self.schema}".schedules set {setting} where name = $1', name)

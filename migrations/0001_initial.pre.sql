@@ -47,10 +47,10 @@ create table {schema}.jobs (
                              check (retry_backoff in ('exponential', 'linear', 'fixed')),
     queue                    text not null,  -- the label it was enqueued with
     route                    text not null,  -- where it is claimed
-    lane                     text not null default '',
+    lane                     text collate "C" not null default '',  -- its place inside the route: lane_of()
     actor                    text not null,
-    identity_key             text,
-    fairness_key             text,
+    identity_key             text check (octet_length(identity_key) between 1 and 512),
+    fairness_key             text check (octet_length(fairness_key) between 1 and 512),
     idempotency_scope        text not null default '' check (octet_length(idempotency_scope) <= 1300),
     idempotency_key          text check (octet_length(idempotency_key) <= 1300),
     payload_state            text not null default 'stored' check (payload_state in ('stored', 'deferred')),
@@ -65,7 +65,7 @@ create table {schema}.jobs (
     progress_state           jsonb,
     metadata                 jsonb,
     tags                     text[],
-    held_gates               integer[]
+    held_gates               integer[]  -- what it was claimed through, while it runs; null where nothing limits it
 ) with (
     fillfactor = 70,
     autovacuum_vacuum_scale_factor = 0.01,
@@ -165,14 +165,13 @@ create table {schema}.groups (
     primary key (name, host)
 ) with (fillfactor = 50);
 
--- Counters of strict limits: held = count of running jobs that hold the gate.
+-- Counters of strict limits: held = count of running jobs that hold the gate. A bucket is an actor's cap ('a:<actor>'), a
+-- queue's ('q:<queue>') or a reservation ('r:<name>').
 create table {schema}.gates (
     id     integer generated always as identity primary key,
-    bucket text not null,
-    shard  smallint not null default 0,
+    bucket text not null unique,
     cap    integer not null check (cap >= 0),
-    held   integer not null default 0 check (held >= 0),
-    unique (bucket, shard)
+    held   integer not null default 0 check (held >= 0)
 ) with (fillfactor = 20);
 
 create table {schema}.queues (
@@ -191,6 +190,8 @@ create table {schema}.actor_config (
     queue          text not null,
     max_concurrent integer check (max_concurrent >= 0),
     max_pending    integer check (max_pending >= 0),
+    reservations   text[],  -- names of the reservations that its code asks for
+    gated          boolean not null generated always as (max_concurrent is not null or reservations is not null) stored,
     result_ttl     interval,
     max_attempts   integer not null,
     retry_kind     text not null,
@@ -423,6 +424,247 @@ language sql volatile parallel safe as $$
         end) * case when jitter < 0 then random() else 1 - jitter + 2 * jitter * random() end))
 $$;
 
+-- The lane of a job inside its route, by the first that applies: its identity (one runs at a time), its actor where that is
+-- limited, its fairness key where the queue takes turns, else the plain lane ''.
+create function {schema}.lane_of(actor text, identity_key text, fairness_key text, gated boolean, round_robin boolean)
+returns text
+language sql immutable parallel safe as $$
+    select case when identity_key is not null then 'i:' || actor || e'\x1f' || identity_key
+                when gated then 'a:' || actor
+                when round_robin and fairness_key is not null then 'f:' || fairness_key
+                else '' end
+$$;
+
+-- The same by what is stored now of the actor and the route.
+create function {schema}.lane_now(actor text, route text, identity_key text, fairness_key text) returns text
+language sql stable parallel safe as $$
+    select {schema}.lane_of(lane_now.actor, identity_key, fairness_key,
+        coalesce((select c.gated from {schema}.actor_config c where c.actor = lane_now.actor), false),
+        coalesce((select q.mode = 'round_robin' from {schema}.queues q where q.name = lane_now.route), false))
+$$;
+
+-- Lets `new_cap` jobs through a gate at once. What already runs keeps its place: a gate above its cap admits nobody until it
+-- is below.
+create function {schema}.set_gate(gate text, new_cap integer) returns void
+language sql volatile as $$
+    insert into {schema}.gates as g (bucket, cap) values (gate, new_cap)
+    on conflict (bucket) do update set cap = excluded.cap where g.cap <> excluded.cap
+$$;
+
+-- Whoever stores a cap, whichever way, sets its gate in the same transaction.
+create function {schema}.set_actor_gate() returns trigger
+language plpgsql as $$
+begin
+    if new.max_concurrent is not null then
+        perform {schema}.set_gate('a:' || new.actor, new.max_concurrent);
+    end if;
+    perform {schema}.wake();
+    return null;
+end
+$$;
+create trigger set_gate after insert or update of max_concurrent on {schema}.actor_config
+    for each row execute function {schema}.set_actor_gate();
+
+create function {schema}.set_queue_gate() returns trigger
+language plpgsql as $$
+begin
+    if new.max_concurrent is not null then
+        perform {schema}.set_gate('q:' || new.name, new.max_concurrent);
+    end if;
+    perform {schema}.wake();
+    return null;
+end
+$$;
+create trigger set_gate after insert or update on {schema}.queues
+    for each row execute function {schema}.set_queue_gate();
+
+-- Gives back what jobs held that no longer run: one entry of `gates` a job and gate. Locks gates in id order.
+create function {schema}.free_gates(gates integer[]) returns void
+language plpgsql volatile as $$
+begin
+    perform from {schema}.gates g where g.id = any(gates) order by g.id for no key update;
+    update {schema}.gates g set held = greatest(0, g.held - given.jobs)
+    from (select id, count(*)::int as jobs from unnest(gates) id group by id) given
+    where g.id = given.id;
+end
+$$;
+
+-- Repairs gates whose count is not that of the running jobs that hold them; both change in one transaction, so that one
+-- snapshot tells. Locks each such gate and counts again under the lock. Returns gates repaired.
+create function {schema}.audit_gates(max_rows integer) returns integer
+language plpgsql volatile as $$
+declare
+    gate integer;
+    counted integer;
+    repaired integer := 0;
+begin
+    for gate in
+        select g.id from {schema}.gates g
+        left join (select h.id, count(*) as jobs from {schema}.jobs j cross join lateral unnest(j.held_gates) h(id)
+                   where j.status = 'running' group by h.id) running on running.id = g.id
+        where g.held <> coalesce(running.jobs, 0)
+        order by g.id
+        limit max_rows
+    loop
+        perform from {schema}.gates g where g.id = gate for no key update skip locked;
+        if found then
+            select count(*) into counted from {schema}.jobs j where j.status = 'running' and gate = any(j.held_gates);
+            update {schema}.gates g set held = counted where g.id = gate and g.held <> counted;
+            repaired := repaired + found::int;
+        end if;
+    end loop;
+    return repaired;
+end
+$$;
+
+-- Claims from lanes that need more than a look at their heads. A unit is one of
+--   {"kind": "lane", "route", "lane"}: one lane, in its order;
+--   {"kind": "fair", "route", "first", "after"}: the lanes of fairness keys, in turns;
+--   {"kind": "serial", "route", "actor", "first", "after"}: identities of one actor, of which none runs;
+-- each with its "gates", both walks over the lanes `first` and then those after the lane `after`. A unit claims what every
+-- gate of it has room for, and counts that in the same transaction: a limit is never passed. `known` are the actors to take
+-- from mixed lanes. Nothing here waits for a lock. Serves from jobs_claim, for identities also from jobs_serial, which is the arbiter between two claimers: on unique_violation claim again.
+-- Answers the jobs, and after those of each unit a row without a job: `note` is full, contended (somebody else was at its
+-- gates), short or more, and `lane` is how far its walk looked, null for to the end.
+create function {schema}.claim_lanes(room integer, worker uuid, lease float8, known text[], units jsonb)
+returns table (
+    unit integer, note text, lane text, id uuid, epoch integer, actor text, payload text, attempt integer, route text,
+    priority smallint, scheduled_at timestamptz, batch_id uuid, start_to_close float8, progress_state text,
+    progress_seq integer
+)
+language plpgsql volatile as $$
+#variable_conflict use_column
+declare
+    the_unit jsonb;
+    kind text;
+    home text;
+    wanted text;
+    free integer;
+    got integer;
+    gate record;
+    passed integer[];
+    low text;
+    high text;
+    lanes text[];
+    steps integer;
+begin
+    unit := 0;
+    for the_unit in select value from jsonb_array_elements(units) with ordinality order by ordinality loop
+        exit when room <= 0;
+        kind := the_unit ->> 'kind';
+        home := the_unit ->> 'route';
+        free := room;
+        got := 0;
+        passed := null;
+        note := null;
+        lane := null;
+        for wanted in select value from jsonb_array_elements_text(the_unit -> 'gates') order by value collate "C" loop
+            select g.id, g.cap - g.held as free into gate from {schema}.gates g
+                where g.bucket = wanted and g.held < g.cap
+                for no key update skip locked;
+            if not found then
+                note := case when exists (select from {schema}.gates g where g.bucket = wanted and g.held < g.cap)
+                             then 'contended' else 'full' end;
+                exit;
+            end if;
+            passed := passed || gate.id;
+            free := least(free, gate.free);
+        end loop;
+        if note is null then
+            if kind = 'lane' then
+                lanes := array[the_unit ->> 'lane'];
+            else
+                low := case kind when 'serial' then 'i:' || (the_unit ->> 'actor') || e'\x1f' else 'f:' end;
+                high := case kind when 'serial' then 'i:' || (the_unit ->> 'actor') || ' ' else 'g' end;
+                with recursive walk(lane, step) as (
+                    (select j.lane, 1 from {schema}.jobs j
+                     where j.status = 'pending' and j.route = home and j.lane < high collate "C"
+                       and j.lane > greatest(low, the_unit ->> 'after' collate "C")
+                     order by j.lane limit 1)
+                    union all
+                    (select x.lane, w.step + 1
+                     from walk w cross join lateral (
+                        select j.lane from {schema}.jobs j
+                        where j.status = 'pending' and j.route = home and j.lane < high collate "C" and j.lane > w.lane
+                        order by j.lane limit 1
+                     ) x
+                     where w.step < 2 * free + 64)
+                )
+                select array_agg(w.lane order by w.lane), count(*), max(w.lane)
+                into lanes, steps, lane from walk w;
+                if steps < 2 * free + 64 then
+                    lane := null;
+                end if;
+                lanes := array(select jsonb_array_elements_text(the_unit -> 'first')) || lanes;
+            end if;
+            if kind = 'serial' then
+                return query with head as materialized (
+                    select x.ctid
+                    from (select l.lane, min(l.ord) as ord from unnest(lanes) with ordinality l(lane, ord)
+                          where not exists (select from {schema}.jobs r
+                                            where r.status = 'running' and r.serial and r.lane = l.lane)
+                          group by l.lane order by 2) l
+                    cross join lateral (
+                        select j.ctid from {schema}.jobs j
+                        where j.status = 'pending' and j.route = home and j.lane = l.lane
+                          and j.scheduled_at <= statement_timestamp()
+                          and (j.schedule_to_close is null or j.schedule_to_close > clock_timestamp())
+                        order by j.priority desc, j.scheduled_at, j.id
+                        limit 1
+                    ) x
+                    limit free
+                ), taken as materialized (
+                    -- `is true` keeps the planner from walking the pending index for what the ctid already says
+                    select j.ctid from head h join {schema}.jobs j on j.ctid = h.ctid
+                    where (j.status = 'pending') is true
+                    for no key update of j skip locked
+                )
+                update {schema}.jobs j set
+                    status = 'running', epoch = j.epoch + 1, attempt = j.attempt + 1, worker_id = worker,
+                    claimed_at = clock_timestamp(), started_at = null, last_heartbeat_at = null,
+                    lock_expires_at = clock_timestamp() + make_interval(secs => lease), held_gates = passed
+                from taken t where j.ctid = t.ctid
+                returning unit, null::text, j.lane, j.id, j.epoch, j.actor, j.payload::text, j.attempt, j.route, j.priority,
+                    j.scheduled_at, j.batch_id, extract(epoch from j.start_to_close)::float8, j.progress_state::text,
+                    j.progress_seq;
+            else
+                return query with taken as materialized (
+                    select x.ctid from unnest(lanes) l(lane) cross join lateral (
+                        select j.ctid from {schema}.jobs j
+                        where j.status = 'pending' and j.route = home and j.lane = l.lane
+                          and j.scheduled_at <= statement_timestamp()
+                          and (left(l.lane, 2) = 'a:' or j.actor = any(known))
+                          and (j.schedule_to_close is null or j.schedule_to_close > clock_timestamp())
+                        order by j.priority desc, j.scheduled_at, j.id
+                        -- within a lap one each; a lap that begins with few lanes shares the room among them
+                        limit case when the_unit ->> 'after' is null then ceil(free::float8 / cardinality(lanes)) else 1 end
+                        for no key update skip locked
+                    ) x
+                    limit free
+                )
+                update {schema}.jobs j set
+                    status = 'running', epoch = j.epoch + 1, attempt = j.attempt + 1, worker_id = worker,
+                    claimed_at = clock_timestamp(), started_at = null, last_heartbeat_at = null,
+                    lock_expires_at = clock_timestamp() + make_interval(secs => lease), held_gates = passed
+                from taken t where j.ctid = t.ctid
+                returning unit, null::text, j.lane, j.id, j.epoch, j.actor, j.payload::text, j.attempt, j.route, j.priority,
+                    j.scheduled_at, j.batch_id, extract(epoch from j.start_to_close)::float8, j.progress_state::text,
+                    j.progress_seq;
+            end if;
+            get diagnostics got = row_count;
+            if got > 0 and passed is not null then
+                update {schema}.gates g set held = g.held + got where g.id = any(passed);
+            end if;
+            room := room - got;
+            note := case when got < free then 'short' when got = free and free < room + got then 'full' else 'more' end;
+        end if;
+        return query select unit, note, lane, null::uuid, null::int, null::text, null::text, null::int, home, null::smallint,
+            null::timestamptz, null::uuid, null::float8, null::text, null::int;
+        unit := unit + 1;
+    end loop;
+end
+$$;
+
 -- Takes back rows whose lease, or heartbeat, ran out, and rows of tombstoned workers, oldest lease first. A row of a
 -- worker that was stopping is an interrupt: it goes back to the queue and can never end the job. Any other is a crash:
 -- it waits on the job's own retry curve, or ends it. `of_workers` limits it to the rows of these. Locks jobs only,
@@ -432,12 +674,15 @@ language plpgsql volatile as $$
 declare
     taken integer;
     repended integer;
+    freed integer[];
+    counted uuid[];
+    news {schema}.job_status[];
 begin
     if max_rows is null or max_rows not between 1 and 10000 then
         raise exception 'max_rows = % must be between 1 and 10000', max_rows using errcode = '22023';
     end if;
     with due as materialized (
-        select j.id, j.actor, j.epoch, j.attempt, j.worker_id, j.claimed_at, j.started_at,
+        select j.id, j.actor, j.epoch, j.attempt, j.worker_id, j.claimed_at, j.started_at, j.held_gates,
             w.stopping_at is not null and j.cancel_requested_at is null as stopping,
             case when w.dead_at is not null then 'worker_dead'
                  when j.lock_expires_at < clock_timestamp() then 'lock_expired'
@@ -508,13 +753,26 @@ begin
                                  when d.next = 'failed' then 'schedule_to_close reached before next dispatch'
                                  when d.next = 'cancelled' then null
                                  else 'the worker stopped renewing its lease' end,
+            held_gates = null,
             route = coalesce(c.queue, j.queue),
-            lane = ''
+            lane = {schema}.lane_now(j.actor, coalesce(c.queue, j.queue), j.identity_key, j.fairness_key)
         from decided d left join {schema}.actor_config c on c.actor = d.actor
         where j.id = d.id
-        returning j.status
+        returning j.status, j.batch_id, d.held_gates
+    ), ended as (
+        select batch_id, status from updated where batch_id is not null and status not in ('pending', 'scheduled')
     )
-    select count(*), count(*) filter (where status = 'pending') into taken, repended from updated;
+    select count(*), count(*) filter (where status = 'pending'),
+        (select array_agg(gate) from updated cross join lateral unnest(held_gates) gate),
+        (select array_agg(batch_id) from ended), (select array_agg(status) from ended)
+    into taken, repended, freed, counted, news from updated;
+    if freed is not null then
+        perform {schema}.free_gates(freed);
+    end if;
+    if counted is not null then
+        perform {schema}.count_batches(
+            counted, array_fill('running'::{schema}.job_status, array[cardinality(news)]), news, false);
+    end if;
     if repended > 0 then
         perform {schema}.wake();
     end if;
@@ -892,6 +1150,11 @@ begin
     exception when others then
         problem := 'forget_workers: ' || sqlerrm;
     end;
+    begin
+        done := done || jsonb_build_object('gates_repaired', {schema}.audit_gates(200));
+    exception when others then
+        problem := 'audit_gates: ' || sqlerrm;
+    end;
     if problem is not null then
         problem_at := clock_timestamp();
     end if;
@@ -1011,13 +1274,14 @@ begin
                     using errcode = '53400';
             end if;
         end if;
-        insert into {schema}.jobs (id, scheduled_at, status, actor, queue, route, priority, payload, metadata, tags,
+        insert into {schema}.jobs (id, scheduled_at, status, actor, queue, route, lane, priority, payload, metadata, tags,
             idempotency_scope, idempotency_key, max_attempts, retry_kind, retry_backoff, retry_base, retry_cap,
             retry_jitter, schedule_to_close, capped)
         values (job, due,
             case when due > clock_timestamp() then 'scheduled' else 'pending' end::{schema}.job_status,
             enqueue.actor,
             coalesce(enqueue.queue, home.queue, 'default'), coalesce(enqueue.queue, home.queue, 'default'),
+            {schema}.lane_of(enqueue.actor, null, null, coalesce(home.gated, false), false),
             coalesce(enqueue.priority, home.priority, 0), enqueue.payload, enqueue.metadata, enqueue.tags,
             enqueue.idempotency_scope, enqueue.idempotency_key, coalesce(home.max_attempts, 3),
             coalesce(home.retry_kind, 'transient'), coalesce(home.retry_backoff, 'exponential'),

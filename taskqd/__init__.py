@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from taskqd.domain.errors import TaskQError as TaskQError
     from taskqd.domain.errors import UniqueForLockTimeoutError as UniqueForLockTimeoutError
     from taskqd.domain.ids import new_uuid as new_uuid
+    from taskqd.domain.reservation import ConcurrencyReservation as ConcurrencyReservation
     from taskqd.domain.retry import RetryOverride as RetryOverride
     from taskqd.domain.retry import RetryPolicy as RetryPolicy
     from taskqd.domain.signals import CancelOrigin as CancelOrigin
@@ -127,6 +128,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "UniqueForLockTimeoutError",
     ),
     "taskqd.domain.ids": ("new_uuid",),
+    "taskqd.domain.reservation": ("ConcurrencyReservation",),
     "taskqd.domain.retry": ("RetryOverride", "RetryPolicy"),
     "taskqd.domain.signals": ("CancelOrigin", "RetryAfter", "Snooze"),
     "taskqd.domain.status": ("JobStatus",),

@@ -67,6 +67,31 @@ class JobTable:
             lease,
         )
 
+    async def claim_lanes(
+        self,
+        worker: UUID,
+        room: int,
+        *units: dict[str, Any],
+        known: tuple[str, ...] = ("succeed",),
+        conn: asyncpg.Connection | None = None,
+    ) -> tuple[list[asyncpg.Record], list[tuple[str, str | None]]]:
+        """Claim from lanes; return the jobs, and for each unit its note and where its walk stopped."""
+        asked = [{"route": "default", "gates": [], "first": [], "after": None, **unit} for unit in units]
+        records = await (conn or self.conn).fetch(
+            self.worker_sql.claim_lanes, room, worker, LEASE, list(known), json.dumps(asked)
+        )
+        notes = [(record["note"], record["lane"]) for record in records if record["id"] is None]
+        return [record for record in records if record["id"] is not None], notes
+
+    async def held(self) -> dict[str, int]:
+        """Return how many jobs each gate counts."""
+        records = await self.conn.fetch(f'select bucket, held from "{self.schema}".gates order by bucket')
+        return {record["bucket"]: record["held"] for record in records}
+
+    async def gate(self, bucket: str, cap: int) -> None:
+        """Set a gate."""
+        await self.conn.execute(f'select "{self.schema}".set_gate($1, $2)', bucket, cap)
+
     async def running(self, worker: UUID, count: int = 1, *, lease: float = LEASE, **columns: Any) -> list[UUID]:
         """Plant jobs and claim them: epoch 1, attempt 1."""
         ids = await self.plant(count, **columns)

@@ -15,7 +15,7 @@ from taskqd.actors.context import JobContext
 from taskqd.actors.di.dependency import Dependency
 from taskqd.actors.faithful import find_loss, holds_nul
 from taskqd.actors.hooks import DEFAULT_TIMEOUT, Hook, Hooks
-from taskqd.actors.options import limit_problem, priority_problem, queue_problem
+from taskqd.actors.options import limit_problem, limits_problem, priority_problem, queue_problem
 from taskqd.actors.signature import MAX_NAME, is_actor_name, read_signature, result_adapter
 from taskqd.domain.errors import (
     ActorDefinitionError,
@@ -24,6 +24,7 @@ from taskqd.domain.errors import (
     ResultTooLarge,
 )
 from taskqd.domain.names import nearest
+from taskqd.domain.reservation import ConcurrencyReservation
 from taskqd.domain.retry import RetryOverride, RetryPolicy
 from taskqd.domain.status import JobStatus
 
@@ -51,11 +52,13 @@ class ActorRef(Generic[P, R]):
         "has_hooks",
         "hooks",
         "is_sync",
+        "max_concurrent",
         "name",
         "non_retryable_exceptions",
         "payload_type",
         "priority",
         "queue",
+        "reservations",
         "result_adapter",
         "retry",
         "retry_classifier",
@@ -79,6 +82,8 @@ class ActorRef(Generic[P, R]):
         start_to_close: timedelta | None,
         non_retryable_exceptions: tuple[type[BaseException], ...],
         retry_classifier: RetryClassifier | None,
+        max_concurrent: int | None,
+        reservations: tuple[ConcurrencyReservation, ...],
         hooks: Hooks,
         admission: Admission,
     ) -> None:
@@ -95,6 +100,8 @@ class ActorRef(Generic[P, R]):
         self.start_to_close = start_to_close
         self.non_retryable_exceptions = non_retryable_exceptions
         self.retry_classifier = retry_classifier
+        self.max_concurrent = max_concurrent
+        self.reservations = reservations
         self.hooks = hooks
         self.has_hooks = bool(hooks)
         self.schedules: list[DeclaredSchedule] = []
@@ -247,6 +254,8 @@ def actor(
     start_to_close: timedelta | None = None,
     non_retryable_exceptions: tuple[type[BaseException], ...] = (),
     retry_classifier: RetryClassifier | None = None,
+    max_concurrent: int | None = None,
+    reservations: tuple[ConcurrencyReservation, ...] = (),
     on_success: Hook | None = None,
     on_success_timeout: float = DEFAULT_TIMEOUT,
     on_retry_exhausted: Hook | None = None,
@@ -271,6 +280,8 @@ def actor(
     start_to_close: timedelta | None = None,
     non_retryable_exceptions: tuple[type[BaseException], ...] = (),
     retry_classifier: RetryClassifier | None = None,
+    max_concurrent: int | None = None,
+    reservations: tuple[ConcurrencyReservation, ...] = (),
     on_success: Hook | None = None,
     on_success_timeout: float = DEFAULT_TIMEOUT,
     on_retry_exhausted: Hook | None = None,
@@ -307,6 +318,11 @@ def actor(
     ``retry_classifier``
         Called with any other error and the attempt's number; what :class:`RetryOverride` it returns comes before the
         policy, None leaves it. It runs on the event loop: keep it quick. One that raises is logged and passed over.
+    ``max_concurrent``
+        How many of its jobs may run at once in the whole fleet, 0 to 1,000,000; 0 runs none, None (default) sets no
+        limit. It is what a new installation starts with: once stored, the operator's value counts.
+    ``reservations``
+        Limits that it shares with other actors, each a :class:`ConcurrencyReservation`; at most 16.
     ``on_success(row, result)``, ``on_retry_exhausted(row, error)``, ``on_cancel(row)``
         Called with the job's row once it has succeeded, failed or crashed for good, or was cancelled while it ran; as
         a rule in the worker that ran it, once. An end that no worker saw, such as a crash or a deadline that passed in
@@ -340,6 +356,8 @@ def actor(
             start_to_close=start_to_close,
             non_retryable_exceptions=non_retryable_exceptions,
             retry_classifier=retry_classifier,
+            max_concurrent=max_concurrent,
+            reservations=reservations,
             hooks=Hooks(
                 on_success,
                 on_success_timeout,
@@ -394,6 +412,8 @@ def _problem(
     start_to_close: Any,
     non_retryable_exceptions: Any,
     retry_classifier: Any,
+    max_concurrent: Any,
+    reservations: Any,
     hooks: Hooks,
     admission: Admission,
 ) -> str:
@@ -410,4 +430,4 @@ def _problem(
         not callable(retry_classifier) or inspect.iscoroutinefunction(retry_classifier)
     ):
         return f"retry_classifier = {retry_classifier!r} must be a plain function of (exception, attempt)"
-    return hooks.problem() or admission.problem()
+    return limits_problem(max_concurrent, reservations) or hooks.problem() or admission.problem()

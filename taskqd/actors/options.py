@@ -6,9 +6,11 @@ from datetime import timedelta
 from typing import Literal
 
 from taskqd.domain.names import QUEUE_RULE, is_queue_name, nearest
+from taskqd.domain.reservation import MAX_SLOTS, ConcurrencyReservation
 
 MIN_PRIORITY, MAX_PRIORITY = -32768, 32767
 MAX_LIMIT = timedelta(days=365)
+MAX_RESERVATIONS = 16
 ISOLATIONS = ("none", "process")
 MIN_MEMORY = 16 * 1024 * 1024
 
@@ -48,4 +50,17 @@ def isolation_problem(isolation: object, memory_limit: object) -> str:
         return "memory_limit needs isolation='process': the memory of a worker is that of all its jobs"
     if isinstance(memory_limit, bool) or not isinstance(memory_limit, int) or memory_limit < MIN_MEMORY:
         return f"memory_limit = {memory_limit!r} must be a whole number of bytes, at least {MIN_MEMORY} (16 MiB)"
+    return ""
+
+
+def limits_problem(max_concurrent: object, reservations: object) -> str:
+    """Say what is wrong with the limits of an actor, ``""`` when nothing is."""
+    whole = isinstance(max_concurrent, int) and not isinstance(max_concurrent, bool)
+    if max_concurrent is not None and not (whole and 0 <= max_concurrent <= MAX_SLOTS):  # type: ignore[operator]
+        return f"max_concurrent = {max_concurrent!r} must be a whole number, 0 to {MAX_SLOTS}, or None for no limit"
+    if not isinstance(reservations, tuple) or not all(isinstance(one, ConcurrencyReservation) for one in reservations):
+        return f"reservations = {reservations!r} must be a tuple of ConcurrencyReservation"
+    names = [one.name for one in reservations]
+    if len(names) > MAX_RESERVATIONS or len(set(names)) < len(names):
+        return f"reservations = {names!r} must be at most {MAX_RESERVATIONS} different names"
     return ""

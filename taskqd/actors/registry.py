@@ -107,6 +107,7 @@ def build_registry(value: object, source: str = "actors") -> Registry:
     if not registry:
         raise RegistryError(f"{source} holds no actors")
     registry.validate()
+    reservations_of(registry)
     return registry
 
 
@@ -126,6 +127,19 @@ def _members(value: object, source: str) -> Iterable[Any]:
     if isinstance(value, ActorRef):
         raise RegistryError(f"{source} is a single actor; put it into a list: [{value.name}]")
     raise RegistryError(f"{source} is a {type(value).__name__}; it must be a list, a tuple or a mapping of actors")
+
+
+def reservations_of(registry: Registry) -> dict[str, int]:
+    """The slots of every reservation that these actors name. Raises ``RegistryError`` where two differ."""
+    slots: dict[str, int] = {}
+    for ref in registry.values():
+        for reservation in ref.reservations:
+            if slots.setdefault(reservation.name, reservation.slots) != reservation.slots:
+                raise RegistryError(
+                    f"reservation {reservation.name!r} has {reservation.slots} slots for actor {ref.name!r} "
+                    f"and {slots[reservation.name]} for another; declare it once and name it from both"
+                )
+    return slots
 
 
 def _check(ref: object, source: str) -> None:

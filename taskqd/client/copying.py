@@ -14,6 +14,7 @@ from taskqd.client.enqueue import Connection, Enqueuer, transaction_on
 from taskqd.client.item import EnqueueItem, Row, check_size
 from taskqd.client.unmigrated import explain_unmigrated
 from taskqd.domain.errors import DuplicateIdempotencyKeyError, IdempotencyKeyActorMismatchError
+from taskqd.domain.lanes import lane_of
 from taskqd.storage.statements import load
 
 MAX_FAST = 50_000
@@ -65,7 +66,10 @@ class Copier:
             if any(row.idempotency_key is not None for row in rows):
                 # in key order, so that of two that share keys one waits for the other
                 rows.sort(key=lambda row: (row.idempotency_scope.encode(), (row.idempotency_key or "").encode()))
-            columns = _columns(rows, await connection.fetchval(self._sql.clock))
+            rules = await connection.fetchrow(
+                self._sql.lane_rules, list({row.actor for row in rows}), list({row.queue for row in rows})
+            )
+            columns = _columns(rows, await connection.fetchval(self._sql.clock), rules["gated"], rules["round_robin"])
             await connection.copy_to_table(
                 "jobs",
                 source=_text(list(columns.values()), len(rows)),
@@ -104,7 +108,9 @@ class Copier:
             await self._enqueuer.gatekeeper.explain_singletons(source, alone)
 
 
-def _columns(rows: Sequence[Row], now: datetime) -> dict[str, Sequence[str] | str]:
+def _columns(
+    rows: Sequence[Row], now: datetime, gated: Sequence[str], round_robin: Sequence[str]
+) -> dict[str, Sequence[str] | str]:
     """Return the columns of ``rows`` as COPY reads them: one text for a column in which all are alike, never for id."""
     values: dict[str, Sequence[Any]] = dict(zip(Row._fields, zip(*rows, strict=True), strict=True))
     due = values["scheduled_at"]
@@ -114,6 +120,11 @@ def _columns(rows: Sequence[Row], now: datetime) -> dict[str, Sequence[str] | st
         None if after is None else now + timedelta(seconds=after) for after in values["schedule_to_close"]
     ]
     values["route"] = values["queue"]
+    values["serial"] = [identity is not None for identity in values["identity_key"]]
+    values["lane"] = [
+        lane_of(row.actor, row.identity_key, row.fairness_key, row.actor in gated, row.queue in round_robin)
+        for row in rows
+    ]
     columns: dict[str, Sequence[str] | str] = {}
     for name, column in values.items():
         write = _WRITERS.get(name, str)
@@ -144,6 +155,7 @@ _WRITERS: Mapping[str, Callable[[Any], str]] = {
     "idempotency_scope": _escaped,
     "idempotency_key": _escaped,
     "identity_key": _escaped,
+    "lane": _escaped,
     "fairness_key": _escaped,
     "tags": lambda words: '{"' + words.replace(",", '","') + '"}',
     "start_to_close": _interval,

@@ -24,8 +24,10 @@ class Attempt:
         "disowned",
         "epoch",
         "forced",
+        "gated",
         "given_up",
         "job_id",
+        "lane",
         "number",
         "payload",
         "progress",
@@ -64,6 +66,10 @@ class Attempt:
         self.start_to_close = start_to_close
         self.progress_stored = progress_stored
         self.progress_seq = progress_seq
+        self.lane = ""
+        """Where it was claimed; an identity's lane is free again once it is settled."""
+        self.gated = False
+        """True when it was claimed through a limit, which its settlement gives back."""
         self.progress: Progress | None = None
         """What its actor reports; None until it, or the actor, asks."""
         self.claimed_at = time.monotonic()

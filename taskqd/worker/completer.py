@@ -39,7 +39,9 @@ class Completer:
     bisection and settles as failed with a diagnostic, so that every outcome can be written.
 
     ``on_repended()`` is called when a settlement put a job straight back into its queue, ``before(attempts)`` before
-    attempts are settled, ``on_ended(outcome, status)`` once for each that was applied, with its job's status then.
+    attempts are settled, ``on_ended(outcome, status)`` once for each that was applied, with its job's status then, and
+    ``on_freed(attempt)`` for each that gave back a limit or an identity: others wait for those, which are not lingered
+    over.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Completer:
         on_repended: Callable[[], None],
         before: Callable[[Sequence[Attempt]], Awaitable[None]],
         on_ended: Callable[[Outcome, str], None],
+        on_freed: Callable[[Attempt], None],
     ) -> None:
         self._pool = pool
         self._sql = load("worker", schema)
@@ -60,6 +63,8 @@ class Completer:
         self._on_repended = on_repended
         self._before = before
         self._on_ended = on_ended
+        self._on_freed = on_freed
+        self._urgent = False
         self._waiting: deque[Outcome] = deque()
         self._stragglers: list[_Straggler] = []
         self._last_write = 0.0
@@ -79,6 +84,8 @@ class Completer:
         """Take an outcome. The attempt's lease is renewed until it is settled."""
         self._waiting.append(outcome)
         self._empty.clear()
+        if outcome.attempt.lane:
+            self._urgent = True
         if len(self._waiting) >= BACKLOG:
             self._room.clear()
         self.loop.wake()
@@ -118,7 +125,7 @@ class Completer:
 
     async def _step(self) -> float | None:
         if self._waiting:
-            if len(self._waiting) < GROUP and time.monotonic() - self._last_write < LINGER:
+            if len(self._waiting) < GROUP and not self._urgent and time.monotonic() - self._last_write < LINGER:
                 await asyncio.sleep(LINGER)
             await self._settle_group()
         await self._settle_stragglers()
@@ -129,6 +136,7 @@ class Completer:
         return min((straggler.due - time.monotonic() for straggler in self._stragglers), default=None)
 
     async def _settle_group(self) -> None:
+        self._urgent = False
         group = [self._waiting.popleft() for _ in range(min(GROUP, len(self._waiting)))]
         if len(self._waiting) < BACKLOG:
             self._room.set()
@@ -187,6 +195,8 @@ class Completer:
                 left.append(outcome)
                 continue
             self._leases.discard(outcome.attempt)
+            if outcome.attempt.lane:
+                self._on_freed(outcome.attempt)
             if outcome.attempt.ref.has_hooks:
                 self._on_ended(outcome, status)
         return left

@@ -109,6 +109,7 @@ class Engine:
             on_repended=self._woken,
             before=self._progress.store_last,
             on_ended=self._hooks.ended,
+            on_freed=self._freed,
         )
         self.producer = Producer(
             dispatch_pool,
@@ -307,6 +308,9 @@ class Engine:
 
     def _room_made(self) -> None:
         self.producer.room_made()
+
+    def _freed(self, attempt: Attempt) -> None:
+        self.producer.freed(attempt)
 
     def _woken(self) -> None:
         self.producer.woken()

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import uvloop
 
-from taskqd.actors.registry import Registry, load_registry
+from taskqd.actors.registry import Registry, load_registry, reservations_of
 from taskqd.actors.schedules import declared_schedules
 from taskqd.domain.background import finished_before
 from taskqd.domain.budget import LEADER_EXTRA, compute_connection_budget
@@ -185,6 +185,8 @@ class Worker:
 
     async def _store_actors(self, pool: SwapPool) -> None:
         max_backoff = self._settings.max_retry_backoff
+        for name, slots in sorted(reservations_of(self._registry).items()):
+            await pool.execute(self._sql.set_reservation, name, slots, timeout=_ENLIST_TIMEOUT)
         for ref in self._registry.values():
             retry = ref.retry
             stored = await pool.fetchval(
@@ -201,6 +203,8 @@ class Worker:
                 ref.priority,
                 ref.has_hooks,
                 ref.max_pending,
+                ref.max_concurrent,
+                sorted(reservation.name for reservation in ref.reservations) or None,
                 timeout=_ENLIST_TIMEOUT,
             )
             if stored is not None and stored != ref.queue:  # None: another worker stores the same right now

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from typing import Any
 from uuid import UUID
+
+import asyncpg
 
 from taskqd.actors.registry import Registry
 from taskqd.domain.background import BackgroundLoop, FailureHook
 from taskqd.storage.statements import load
 from taskqd.worker.attempt import Attempt, Leases
 from taskqd.worker.floors import Floors
+from taskqd.worker.lanes import Lanes, Unit
+from taskqd.worker.rules import MAX_AGE, Rules
 from taskqd.worker.slots import Slots
 
 MAX_CLAIM = 500
 STALE_AFTER = 1.0
 """Seconds a claimed row may wait here unstarted; then it goes back to the fleet."""
+RELANE_EVERY = 1.0
+MAX_RELANED = 20_000
+"""Rows that one look moves before it claims again."""
 
 
 class Producer:
@@ -46,6 +54,13 @@ class Producer:
         self._sql = load("worker", schema)
         self._registry = registry
         self._known = sorted(registry)
+        self._queues = list(queues)
+        self._rules = Rules(self._known)
+        self._rules_read = -MAX_AGE
+        self._lanes = Lanes()
+        self._lanes_first = False
+        self._more = False
+        self._relane_at = 0.0
         self._slots = slots
         self._leases = leases
         self._worker_id = worker_id
@@ -82,19 +97,30 @@ class Producer:
         if not paused:
             self.woken()
 
+    def freed(self, attempt: Attempt) -> None:
+        """An attempt gave back a limit, or an identity, that another job may wait for."""
+        self._lanes.free(attempt)
+        self.loop.wake()
+
     async def _step(self) -> float | None:
         self.polls += 1
         stale = self._slots.take_stale(STALE_AFTER)
         if stale:
             self._release(stale)
         room = min(MAX_CLAIM, self._slots.room())
-        if self.paused or room == 0:
+        if self.paused:
+            return self._pause()
+        if room == 0:
+            # The local queue is full of what nothing limits: what was given back is still taken up at once.
+            freed, self._lanes.freed = min(self._lanes.freed, self._slots.size), 0
+            if freed and await self._claim_lanes(freed, self._lanes.open()):
+                return 0.0
             return self._pause()
         if self._drained:  # nobody woke us: the poll interval has passed
             self._floors.want_rescan()
         from_beginning = self._floors.rescan_due
         got = await self._claim(room)
-        self._drained = got < room and from_beginning
+        self._drained = got < room and from_beginning and not self._more
         if not self._drained:
             if got < room:
                 self._floors.want_rescan()
@@ -111,19 +137,83 @@ class Producer:
         return bool(done["reaped"] or done["promoted"])
 
     def _pause(self) -> float:
-        return min(self.poll_interval, STALE_AFTER / 2) if self._slots.waiting else self.poll_interval
+        pause = min(self.poll_interval, STALE_AFTER / 2) if self._slots.waiting else self.poll_interval
+        closed = self._lanes.next_open() if self._drained else None
+        return pause if closed is None else min(pause, closed)
+
+    # -- claiming -----------------------------------------------------------------------------------
 
     async def _claim(self, room: int) -> int:
         """Claim up to ``room`` rows into the local queue and return how many it was."""
         began = time.monotonic()
+        self._lanes.freed = 0
+        self._more = False
+        if began - self._rules_read >= MAX_AGE:
+            await self._read_rules()
         rescan = self._floors.rescan_due
         if rescan:
-            heads = await self._pool.fetch(self._sql.heads, self._floors.routes, timeout=self._command_timeout)
-            self._floors.reset((head["route"], head["priority"]) for head in heads)
-        if not self._floors:
+            await self._look()
+        got = 0
+        for lanes, parts in self._plan():
+            if got < room:
+                claim = self._claim_lanes if lanes else self._claim_plain
+                got += await claim(room - got, parts)
+        if rescan:
             self._floors.rescanned(time.monotonic() - began)
-            return 0
+        return got
+
+    async def _read_rules(self) -> None:
+        before = self._rules
+        self._rules = await Rules.read(self._pool, self._sql, self._queues, self._known, self._command_timeout)
+        self._rules_read = time.monotonic()
+        if self._rules != before:
+            self._floors.want_rescan()
+
+    async def _look(self) -> None:
+        """See where pending rows begin."""
+        routes = [queue for queue in self._queues if queue not in self._rules.paused]
+        heads = await self._pool.fetch(self._sql.heads, routes, timeout=self._command_timeout)
+        plain = {(route, priority): actor for route, lane, priority, actor in heads if not lane}
+        stray = {route for (route, _), actor in plain.items() if actor not in self._rules.plain}
+        if stray and await self._relane(stray):
+            heads = await self._pool.fetch(self._sql.heads, routes, timeout=self._command_timeout)
+        self._floors.reset((head["route"], head["priority"]) for head in heads if self._is_plain(head))
+        self._lanes.reset((tuple(head) for head in heads if not self._is_plain(head)), self._rules, self._known)
+
+    def _is_plain(self, head: Any) -> bool:
+        return not head["lane"] and self._rules.is_plain(head["route"])
+
+    async def _relane(self, routes: Iterable[str]) -> bool:
+        """Take rows out of the plain lanes that are not claimed from there; at most once a second while none is."""
+        if time.monotonic() < self._relane_at:
+            return False
+        moved = 0
+        for route in routes:
+            while batch := await self._pool.fetchval(
+                self._sql.relane, route, list(self._rules.limited), self._known, timeout=self._command_timeout
+            ):
+                moved += batch
+                if moved >= MAX_RELANED:
+                    return True
+        self._relane_at = time.monotonic() + RELANE_EVERY
+        return moved > 0
+
+    def _plan(self) -> list[tuple[bool, list[Any]]]:
+        """What to claim from, most urgent first: segments of plain lanes and units of the others, in runs of a kind.
+
+        Where both are as urgent they take turns to be first.
+        """
+        units = self._lanes.open()
         segments = self._floors.segments()
+        if not units:
+            return [(False, segments)] if segments else []
+        self._lanes_first = not self._lanes_first
+        parts: list[tuple[int, bool, Any]] = [(segment[0][1], False, segment) for segment in segments]
+        parts += [(unit.priority, True, unit) for unit in units]
+        parts.sort(key=lambda part: (-part[0], part[1] is not self._lanes_first))
+        return [(lanes, [part[2] for part in run]) for lanes, run in groupby(parts, key=lambda part: part[1])]
+
+    async def _claim_plain(self, room: int, segments: Sequence[Any]) -> int:
         records = await self._pool.fetch(
             self._sql.claim,
             room,
@@ -132,14 +222,10 @@ class Producer:
             [segment[1] for segment, _ in segments],
             [key[0] for _, key in segments],
             [key[1] for _, key in segments],
-            self._known,
+            self._rules.plain,
             self._lock_lease,
             timeout=self._command_timeout,
         )
-        if rescan:
-            self._floors.rescanned(time.monotonic() - began)
-        if not records:
-            return 0
         attempts = []
         for job_id, epoch, actor, payload, number, route, priority, scheduled_at, *rest in records:
             attempt = Attempt(job_id, epoch, self._registry[actor], payload, number, route, scheduled_at, *rest)
@@ -149,3 +235,47 @@ class Producer:
         self.claimed += len(attempts)
         self._slots.put(attempts)
         return len(attempts)
+
+    async def _claim_lanes(self, room: int, units: Sequence[Unit]) -> int:
+        if not units:
+            return 0
+        try:
+            records = await self._pool.fetch(
+                self._sql.claim_lanes,
+                room,
+                self._worker_id,
+                self._lock_lease,
+                self._rules.plain,
+                self._lanes.requests(units),
+                timeout=self._command_timeout,
+            )
+        except (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError):
+            self._lanes.contended(units)
+            return 0
+        taken: list[list[Attempt]] = [[] for _ in units]
+        for number, note, lane, job_id, epoch, actor, payload, tried, route, _, scheduled_at, *rest in records:
+            if job_id is None:
+                self._more |= self._lanes.noted(units[number], note, lane, taken[number])
+                continue
+            attempt = Attempt(job_id, epoch, self._registry[actor], payload, tried, route, scheduled_at, *rest)
+            attempt.lane = lane
+            attempt.gated = bool(units[number].gates)
+            taken[number].append(attempt)
+            self._leases.add(attempt)
+        for unit, attempts in zip(units, taken, strict=True):
+            if unit.kind == "fair":
+                attempts = _in_turns(attempts)
+            self._slots.put(attempts, first=unit.kind != "fair" or bool(unit.gates))
+        got = sum(map(len, taken))
+        self.claimed += got
+        return got
+
+
+def _in_turns(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """One of each lane, then the second of each, and so on."""
+    seen: dict[str, int] = {}
+    ranked = []
+    for attempt in attempts:
+        rank = seen[attempt.lane] = seen.get(attempt.lane, -1) + 1
+        ranked.append((rank, attempt))
+    return [attempt for _, attempt in sorted(ranked, key=lambda one: one[0])]

@@ -28,6 +28,7 @@ class Slots:
         self.done = 0
         """Attempts that ran to their end since the start."""
         self._on_room = on_room
+        self._first: deque[Attempt] = deque()
         self._queue: deque[Attempt] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
         self._durations: deque[float] = deque(maxlen=_SAMPLE)
@@ -41,15 +42,15 @@ class Slots:
     def room(self) -> int:
         """How many attempts to claim now; 0 while the local queue is full enough."""
         ahead = self._prefetch()
-        waiting = len(self._queue)
+        waiting = self.waiting
         free = self.size - self.busy
         if waiting >= free and waiting > ahead // 2:
             return 0
         return max(0, free + ahead - waiting)
 
-    def put(self, attempts: list[Attempt]) -> None:
-        """Queue claimed attempts for the consumers."""
-        self._queue.extend(attempts)
+    def put(self, attempts: list[Attempt], *, first: bool = False) -> None:
+        """Queue claimed attempts for the consumers, ``first`` those that hold what others wait for."""
+        (self._first if first else self._queue).extend(attempts)
         for _ in range(len(attempts)):
             if not self._wake_one():
                 break
@@ -58,13 +59,15 @@ class Slots:
         """Remove and return the attempts that have waited here for more than ``age`` seconds."""
         limit = time.monotonic() - age
         stale = []
-        while self._queue and self._queue[0].claimed_at < limit:
-            stale.append(self._queue.popleft())
+        for queue in (self._first, self._queue):
+            while queue and queue[0].claimed_at < limit:
+                stale.append(queue.popleft())
         return stale
 
     def take_all(self) -> list[Attempt]:
         """Remove and return every attempt that has not begun."""
-        unstarted = list(self._queue)
+        unstarted = [*self._first, *self._queue]
+        self._first.clear()
         self._queue.clear()
         return unstarted
 
@@ -77,20 +80,20 @@ class Slots:
     @property
     def waiting(self) -> int:
         """Attempts claimed and not begun."""
-        return len(self._queue)
+        return len(self._first) + len(self._queue)
 
     # -- consumers' side ----------------------------------------------------------------------------
 
     async def get(self) -> Attempt | None:
         """Wait for the next attempt; None once closed."""
-        while not self._queue and not self._closed:
+        while not self._queue and not self._first and not self._closed:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._idle.append(waiter)
             self._on_room()
             await waiter
         if self._closed:
             return None
-        attempt = self._queue.popleft()
+        attempt = self._first.popleft() if self._first else self._queue.popleft()
         self.busy += 1
         if len(self._queue) <= self._prefetch() // 2:
             self._on_room()

@@ -23,6 +23,7 @@ SURFACE = [
     "BudgetExceededError",
     "CancelOrigin",
     "CancelResult",
+    "ConcurrencyReservation",
     "ConfigError",
     "DIError",
     "DatabaseAuthError",

@@ -25,6 +25,7 @@ async def test_a_tick_with_nothing_to_do(jobs: JobTable) -> None:
         "batch_cancelled": 0,
         "batches_counted": 0,
         "workers_forgotten": 0,
+        "gates_repaired": 0,
     }
     done = await duty(jobs)
     assert done["last_started_at"] <= done["last_finished_at"]
@@ -62,7 +63,13 @@ async def test_a_pass_that_fails_loses_only_its_own_work(jobs: JobTable) -> None
         f'create or replace function "{jobs.schema}".expire_deadlines(max_rows integer) returns integer '
         "language plpgsql as $$ begin raise exception 'broken on purpose'; end $$"
     )
-    assert await jobs.tick() == {"reaped": 3, "batch_cancelled": 0, "batches_counted": 0, "workers_forgotten": 0}
+    assert await jobs.tick() == {
+        "reaped": 3,
+        "batch_cancelled": 0,
+        "batches_counted": 0,
+        "workers_forgotten": 0,
+        "gates_repaired": 0,
+    }
     assert (await jobs.counts()) == {"pending": 3}
     assert (await duty(jobs))["last_error"] == "expire_deadlines: broken on purpose"
     assert (await duty(jobs))["last_error_at"] is not None

@@ -39,6 +39,7 @@ class Harness:
             on_repended=self._count,
             before=self._before,
             on_ended=lambda outcome, status: self.ended.append((outcome, status)),
+            on_freed=lambda attempt: None,
         )
 
     async def _before(self, attempts: Sequence[Attempt]) -> None:

@@ -402,7 +402,21 @@ async def test_a_hand_back_goes_where_the_actor_is_served_now(
     jobs: JobTable, settle: Settlement, worker: UUID, verb: str
 ) -> None:
     await jobs.conn.fetchval(
-        jobs.worker_sql.sync_actor, "succeed", "elsewhere", 3, "transient", "fixed", 0.0, 0.0, 0.0, None, 0, False, None
+        jobs.worker_sql.sync_actor,
+        "succeed",
+        "elsewhere",
+        3,
+        "transient",
+        "fixed",
+        0.0,
+        0.0,
+        0.0,
+        None,
+        0,
+        False,
+        None,
+        None,
+        None,
     )
     (moved,) = await jobs.running(worker, lane="''")
     (own,) = await jobs.plant(actor="'unheard of'", route="'odd'")

@@ -7,16 +7,19 @@
 -- insert of the same key, and inserts in key order, so that batches that share keys cannot deadlock. One stamp for all:
 -- the ids keep the caller's order.
 insert into {schema}.jobs (
-    id, actor, queue, route, payload, priority, scheduled_at, status, idempotency_scope, idempotency_key,
+    id, actor, queue, route, lane, payload, priority, scheduled_at, status, idempotency_scope, idempotency_key,
     unique_while_active, tags, metadata, start_to_close, schedule_to_close, heartbeat_timeout, max_attempts, retry_kind,
-    retry_backoff, retry_base, retry_cap, retry_jitter, batch_id, identity_key, fairness_key, singleton, capped
+    retry_backoff, retry_base, retry_cap, retry_jitter, batch_id, identity_key, fairness_key, serial, singleton, capped
 )
-select g.id, g.actor, g.queue, g.queue, g.payload::jsonb, g.priority, coalesce(g.scheduled_at, (select clock_timestamp())),
+select g.id, g.actor, g.queue, g.queue,
+    {schema}.lane_of(g.actor, g.identity_key, g.fairness_key, coalesce(c.gated, false),
+        coalesce(q.mode = 'round_robin', false)),
+    g.payload::jsonb, g.priority, coalesce(g.scheduled_at, (select clock_timestamp())),
     (case when g.scheduled_at > clock_timestamp() then 'scheduled' else 'pending' end)::{schema}.job_status,
     g.idempotency_scope, g.idempotency_key, g.unique_while_active, string_to_array(g.tags, ','), g.metadata::jsonb,
     make_interval(secs => g.start_to_close), clock_timestamp() + make_interval(secs => g.schedule_to_close),
     make_interval(secs => g.heartbeat_timeout), g.max_attempts, g.retry_kind, g.retry_backoff, g.retry_base, g.retry_cap,
-    g.retry_jitter, g.batch_id, g.identity_key, g.fairness_key, g.singleton, g.capped
+    g.retry_jitter, g.batch_id, g.identity_key, g.fairness_key, g.identity_key is not null, g.singleton, g.capped
 from unnest(
     $1::uuid[], $2::text[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[], $7::text[], $8::text[],
     $9::bool[], $10::text[], $11::text[], $12::float8[], $13::float8[], $14::float8[], $15::int[], $16::text[],
@@ -26,10 +29,18 @@ from unnest(
     metadata, start_to_close, schedule_to_close, heartbeat_timeout, max_attempts, retry_kind, retry_backoff, retry_base,
     retry_cap, retry_jitter, batch_id, identity_key, fairness_key, singleton, capped, ord
 )
-where $26::bool or g.actor <> all(array(select c.actor from {schema}.actor_config c where c.max_pending is not null))
+left join {schema}.actor_config c on c.actor = g.actor
+left join {schema}.queues q on q.name = g.queue
+where $26::bool or c.max_pending is null
 order by g.idempotency_scope collate "C", g.idempotency_key collate "C", g.ord
 on conflict do nothing
 returning id
+
+-- name: lane_rules
+-- Which of these actors are limited, and which of these queues take turns. Primary keys.
+select
+    array(select c.actor from {schema}.actor_config c where c.gated and c.actor = any($1::text[])) as gated,
+    array(select q.name from {schema}.queues q where q.mode = 'round_robin' and q.name = any($2::text[])) as round_robin
 
 -- name: key_holders
 -- The jobs that hold idempotency keys. Serves from jobs_idempotency.
@@ -136,7 +147,8 @@ with locked as materialized (
         result = null, result_size_bytes = null, result_expires_at = null,
         error_class = null, error_message = null, error_traceback = null,
         idempotency_freed = false,
-        route = coalesce(c.queue, j.queue), lane = ''
+        route = coalesce(c.queue, j.queue),
+        lane = {schema}.lane_now(j.actor, coalesce(c.queue, j.queue), j.identity_key, j.fairness_key)
     from ended e left join {schema}.actor_config c on c.actor = e.actor
     where j.id = e.id
     returning j.id, j.batch_id, e.status as old, j.status

@@ -125,10 +125,11 @@ with given as materialized (
         ) as doubled
     from slot s
 ), made as (
-    insert into {schema}.jobs (id, scheduled_at, status, actor, queue, route, priority, payload, payload_state, metadata,
+    insert into {schema}.jobs (id, scheduled_at, status, actor, queue, route, lane, priority, payload, payload_state, metadata,
         tags, start_to_close, schedule_to_close, max_attempts, retry_kind, retry_backoff, retry_base, retry_cap,
-        retry_jitter, singleton, identity_key)
+        retry_jitter, singleton, identity_key, serial)
     select w.job_id, w.due_at, 'pending'::{schema}.job_status, w.actor, q.queue, q.queue,
+        {schema}.lane_of(w.actor, w.identity_key, null, coalesce(c.gated, false), false),
         coalesce((w.options ->> 'priority')::smallint, c.priority, 0),
         case when w.payload_factory is null then coalesce(w.payload, '{}') else 'null' end,
         case when w.payload_factory is null then 'stored' else 'deferred' end,
@@ -140,7 +141,8 @@ with given as materialized (
         clock_timestamp() + coalesce(make_interval(secs => (w.options ->> 'schedule_to_close')::float8), c.time_budget),
         coalesce((w.options ->> 'max_attempts')::int, c.max_attempts, 3), coalesce(c.retry_kind, 'transient'),
         coalesce(c.retry_backoff, 'exponential'), coalesce(c.retry_base, 5), coalesce(c.retry_cap, 3600),
-        coalesce(c.retry_jitter, 0.2), coalesce((w.options ->> 'singleton')::bool, false), w.identity_key
+        coalesce(c.retry_jitter, 0.2), coalesce((w.options ->> 'singleton')::bool, false), w.identity_key,
+        w.identity_key is not null
     from weighed w
     left join {schema}.actor_config c on c.actor = w.actor
     cross join lateral (select coalesce(w.options ->> 'queue', c.queue, 'default') as queue) q

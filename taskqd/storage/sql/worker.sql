@@ -1,7 +1,7 @@
 -- The statements of a worker process. Sessions that run them are pinned (storage/connect.py), so that a plan never
 -- flips to a scan or a sort of the backlog. `id = any(array[x])` is `id = x` without the walk over the whole primary
 -- key that the planner prefers on a nearly empty table, in a plan that outlives that state. Lock order everywhere: jobs in
--- id order, skipping what others hold.
+-- id order, skipping what others hold, then gates, then batches, each in id order.
 
 -- name: register_worker
 -- Announces this process. Serves presence and the release of its rows; primary key only.
@@ -32,19 +32,20 @@ where w.id = $1::uuid
 with changed as (
     insert into {schema}.actor_config as c
         (actor, queue, max_attempts, retry_kind, retry_backoff, retry_base, retry_cap, retry_jitter, time_budget, priority,
-         has_hooks, max_pending)
+         has_hooks, max_pending, max_concurrent, reservations)
     values ($1::text, $2::text, $3::int, $4::text, $5::text, $6::real, $7::real, $8::real, make_interval(secs => $9::float8),
-        $10::smallint, $11::bool, $12::int)
+        $10::smallint, $11::bool, $12::int, $13::int, $14::text[])
     on conflict (actor) do update set
         max_attempts = excluded.max_attempts, retry_kind = excluded.retry_kind,
         retry_backoff = excluded.retry_backoff, retry_base = excluded.retry_base, retry_cap = excluded.retry_cap,
         retry_jitter = excluded.retry_jitter, time_budget = excluded.time_budget, priority = excluded.priority,
-        has_hooks = excluded.has_hooks, updated_at = clock_timestamp()
+        has_hooks = excluded.has_hooks, reservations = excluded.reservations, updated_at = clock_timestamp()
     where (c.max_attempts, c.retry_kind, c.retry_backoff, c.retry_base, c.retry_cap, c.retry_jitter, c.priority,
            c.has_hooks)
           is distinct from (excluded.max_attempts, excluded.retry_kind, excluded.retry_backoff, excluded.retry_base,
                             excluded.retry_cap, excluded.retry_jitter, excluded.priority, excluded.has_hooks)
        or c.time_budget is distinct from excluded.time_budget
+       or c.reservations is distinct from excluded.reservations
     returning queue
 )
 select queue from changed
@@ -52,20 +53,86 @@ union all
 select c.queue from {schema}.actor_config c where c.actor = $1::text and not exists (select from changed)
 
 -- name: heads
--- The (route, priority) pairs that have pending rows in the plain lane, best first within a route. A loose scan of
--- jobs_claim: one probe a pair. At most 1,000 pairs.
-with recursive head(route, priority) as (
-    select q.route, (select j.priority from {schema}.jobs j
-                     where j.status = 'pending' and j.route = q.route and j.lane = ''
-                     order by j.priority desc limit 1)
-    from unnest($1::text[]) q(route)
+-- Where pending rows begin: each (route, priority) of the plain lane, and each other lane, one for all fairness keys and one
+-- for all identities of an actor, with the actor of its first row. A loose scan of jobs_claim: one probe each. At most
+-- 1,000 of either.
+with recursive plain(route, priority, actor) as (
+    select q.route, x.priority, x.actor
+    from unnest($1::text[]) q(route) cross join lateral (
+        select j.priority, j.actor from {schema}.jobs j
+        where j.status = 'pending' and j.route = q.route and j.lane = ''
+        order by j.priority desc, j.scheduled_at, j.id limit 1
+    ) x
     union all
-    select h.route, (select j.priority from {schema}.jobs j
-                     where j.status = 'pending' and j.route = h.route and j.lane = '' and j.priority < h.priority
-                     order by j.priority desc limit 1)
-    from head h where h.priority is not null
+    select p.route, x.priority, x.actor
+    from plain p cross join lateral (
+        select j.priority, j.actor from {schema}.jobs j
+        where j.status = 'pending' and j.route = p.route and j.lane = '' and j.priority < p.priority
+        order by j.priority desc, j.scheduled_at, j.id limit 1
+    ) x
+), other(route, lane, priority, actor) as (
+    select q.route, x.lane, x.priority, x.actor
+    from unnest($1::text[]) q(route) cross join lateral (
+        select j.lane, j.priority, j.actor from {schema}.jobs j
+        where j.status = 'pending' and j.route = q.route and j.lane > ''
+        order by j.lane, j.priority desc, j.scheduled_at, j.id limit 1
+    ) x
+    union all
+    select o.route, x.lane, x.priority, x.actor
+    from other o cross join lateral (
+        select j.lane, j.priority, j.actor from {schema}.jobs j
+        where j.status = 'pending' and j.route = o.route
+          and j.lane > (case left(o.lane, 2) when 'f:' then 'g' when 'i:' then 'i:' || o.actor || ' ' else o.lane end)
+        order by j.lane, j.priority desc, j.scheduled_at, j.id limit 1
+    ) x
 )
-select route, priority from head where priority is not null limit 1000
+(select route, '' as lane, priority, actor from plain limit 1000)
+union all
+(select route, lane, priority, actor from other limit 1000)
+
+-- name: queue_rules
+-- What the operator has set of these queues. Primary key.
+select name, mode = 'round_robin' as round_robin, max_concurrent is not null as capped, paused_at is not null as paused
+from {schema}.queues where name = any($1::text[])
+
+-- name: actor_rules
+-- Which of these actors are limited, and by what. Primary key.
+select actor, max_concurrent is not null as capped, coalesce(reservations, '{}') as reservations
+from {schema}.actor_config where gated and actor = any($1::text[])
+
+-- name: relane
+-- Moves rows that stand in the plain lane and are not claimed from it to their own: of limited actors ($2), and of actors
+-- that others know ($3 are ours), once a thousand of them stand in the way. Looks at the first 2,000 rows of the route.
+-- Serves from jobs_claim; skips what others hold.
+with head as materialized (
+    select j.ctid, j.actor, j.identity_key, j.fairness_key from {schema}.jobs j
+    where j.status = 'pending' and j.route = $1::text and j.lane = ''
+    order by j.priority desc, j.scheduled_at, j.id
+    limit 2000
+), moving as materialized (
+    select h.ctid from head h
+    where h.actor = any($2::text[])
+       or (h.actor <> all($3::text[]) and (select count(*) from head s where s.actor <> all($3::text[])) >= 1000)
+), locked as materialized (
+    select j.ctid from moving m join {schema}.jobs j on j.ctid = m.ctid
+    where (j.status = 'pending') is true and (j.lane = '') is true
+    for no key update of j skip locked
+), moved as (
+    update {schema}.jobs j set lane = {schema}.lane_of(j.actor, j.identity_key, j.fairness_key, true, false)
+    from locked l where j.ctid = l.ctid
+    returning 1
+)
+select count(*)::int from moved
+
+-- name: set_reservation
+-- Stores how many jobs a reservation lets through at once.
+select {schema}.set_gate('r:' || $1::text, $2::int)
+
+-- name: claim_lanes
+-- Claims from lanes with limits, turns or identities: see the function.
+select unit, note, lane, id, epoch, actor, payload, attempt, route, priority, scheduled_at, batch_id, start_to_close,
+    progress_state, progress_seq
+from {schema}.claim_lanes($1::int, $2::uuid, $3::float8, $4::text[], $5::jsonb)
 
 -- name: claim
 -- Takes up to $1 due rows of the known actors ($7) over ordered segments of the plain lane, each from its floor on.
@@ -154,23 +221,28 @@ from locked l where j.id = any(array[l.id])
 with given as materialized (
     select * from unnest($1::uuid[], $2::int[], $3::float8[], $4::text[]) as g(id, epoch, run_seconds, result)
 ), locked as materialized (
-    select x.ctid, g.run_seconds, g.result
+    select x.*, g.run_seconds, g.result
     from given g cross join lateral (
-        select j.ctid from {schema}.jobs j
+        select j.ctid, j.held_gates from {schema}.jobs j
         where j.id = g.id and j.epoch = g.epoch and j.lock_expires_at is not null
         for no key update skip locked
     ) x
 ), settled as (
     update {schema}.jobs j set
-        status = 'succeeded', finished_at = clock_timestamp(), lock_expires_at = null, cancel_phase = 0,
+        status = 'succeeded', finished_at = clock_timestamp(), lock_expires_at = null, held_gates = null, cancel_phase = 0,
         started_at = coalesce(j.started_at, clock_timestamp() - make_interval(secs => l.run_seconds)),
         result = l.result::jsonb, result_size_bytes = octet_length(l.result),
         error_class = null, error_message = null, error_traceback = null,
         idempotency_freed = j.unique_while_active
     from locked l where j.ctid = l.ctid
-    returning j.id
+    returning j.id, j.batch_id, l.held_gates
 )
-select array_agg(id) from settled
+select array_agg(id),
+    (select {schema}.free_gates((select array_agg(gate) from settled cross join lateral unnest(held_gates) gate))
+     where exists (select from settled where held_gates is not null)),
+    (select {schema}.count_batches(array_agg(s.batch_id), array_agg('running'::{schema}.job_status), array_agg('succeeded'::{schema}.job_status))
+     from settled s where s.batch_id is not null)
+from settled
 
 -- name: settle_failed
 -- Ends attempts badly: each waits for its next attempt where it may have one, else its job fails, or is cancelled where
@@ -182,7 +254,7 @@ with given as materialized (
                          $9::text[])
         as g(id, epoch, run_seconds, error_class, error_message, error_traceback, retry_kind, delay, exhausted_class)
 ), locked as materialized (
-    select g.*, j.attempt, j.worker_id, j.claimed_at, j.actor, j.schedule_to_close,
+    select g.*, j.attempt, j.worker_id, j.claimed_at, j.actor, j.held_gates, j.schedule_to_close,
         j.cancel_requested_at is not null as cancelling,
         coalesce(j.started_at, clock_timestamp() - make_interval(secs => g.run_seconds)) as started_at,
         coalesce(g.retry_kind, j.retry_kind) <> 'non_retryable'
@@ -214,7 +286,7 @@ with given as materialized (
         started_at = case when d.again then null else d.started_at end,
         claimed_at = case when d.again then null else j.claimed_at end,
         worker_id = case when d.again then null else j.worker_id end,
-        lock_expires_at = null, cancel_phase = 0,
+        lock_expires_at = null, held_gates = null, cancel_phase = 0,
         error_class = case when d.again then d.error_class
                            when d.cancelling and j.cancel_phase = 2 then 'CancelledForced'
                            when d.cancelling then 'CancelledCooperatively'
@@ -225,13 +297,18 @@ with given as materialized (
         error_traceback = d.error_traceback,
         idempotency_freed = j.unique_while_active and not d.again,
         route = case when d.again then coalesce(c.queue, j.queue) else j.route end,
-        lane = case when d.again then '' else j.lane end
+        lane = case when d.again then {schema}.lane_now(j.actor, coalesce(c.queue, j.queue), j.identity_key, j.fairness_key)
+                    else j.lane end
     from decided d left join {schema}.actor_config c on c.actor = d.actor
     where j.id = any(array[d.id])
-    returning j.id, j.status
+    returning j.id, j.status, j.batch_id, d.held_gates
 )
 select array_agg(id) as ids, array_agg(status::text) as statuses, count(*) filter (where status = 'pending') as repended,
-    count(*) filter (where status = 'failed') as failed
+    count(*) filter (where status = 'failed') as failed,
+    (select {schema}.free_gates((select array_agg(gate) from settled cross join lateral unnest(held_gates) gate))
+     where exists (select from settled where held_gates is not null)),
+    (select {schema}.count_batches(array_agg(s.batch_id), array_agg('running'::{schema}.job_status), array_agg(s.status))
+     from settled s where s.batch_id is not null and s.status not in ('pending', 'scheduled'))
 from settled
 
 -- name: settle_snoozed
@@ -240,7 +317,7 @@ from settled
 with given as materialized (
     select * from unnest($1::uuid[], $2::int[], $3::float8[], $4::float8[]) as g(id, epoch, run_seconds, delay)
 ), locked as materialized (
-    select g.*, j.attempt, j.worker_id, j.claimed_at, j.actor,
+    select g.*, j.attempt, j.worker_id, j.claimed_at, j.actor, j.held_gates,
         coalesce(j.started_at, clock_timestamp() - make_interval(secs => g.run_seconds)) as started_at,
         j.cancel_requested_at is not null as cancelling,
         j.cancel_requested_at is null and (j.schedule_to_close is null
@@ -265,7 +342,7 @@ with given as materialized (
         started_at = case when l.again then null else l.started_at end,
         claimed_at = case when l.again then null else j.claimed_at end,
         worker_id = case when l.again then null else j.worker_id end,
-        lock_expires_at = null, cancel_phase = 0,
+        lock_expires_at = null, held_gates = null, cancel_phase = 0,
         error_class = case when l.again then j.error_class
                            when l.cancelling and j.cancel_phase = 2 then 'CancelledForced'
                            when l.cancelling then 'CancelledCooperatively'
@@ -274,13 +351,18 @@ with given as materialized (
                              when not l.cancelling then 'schedule_to_close reached before next dispatch' end,
         idempotency_freed = j.unique_while_active and not l.again,
         route = case when l.again then coalesce(c.queue, j.queue) else j.route end,
-        lane = case when l.again then '' else j.lane end
+        lane = case when l.again then {schema}.lane_now(j.actor, coalesce(c.queue, j.queue), j.identity_key, j.fairness_key)
+                    else j.lane end
     from locked l left join {schema}.actor_config c on c.actor = l.actor
     where j.id = any(array[l.id])
-    returning j.id, j.status
+    returning j.id, j.status, j.batch_id, l.held_gates
 )
 select array_agg(id) as ids, array_agg(status::text) as statuses, count(*) filter (where status = 'pending') as repended,
-    count(*) filter (where status = 'failed') as failed
+    count(*) filter (where status = 'failed') as failed,
+    (select {schema}.free_gates((select array_agg(gate) from settled cross join lateral unnest(held_gates) gate))
+     where exists (select from settled where held_gates is not null)),
+    (select {schema}.count_batches(array_agg(s.batch_id), array_agg('running'::{schema}.job_status), array_agg(s.status))
+     from settled s where s.batch_id is not null and s.status not in ('pending', 'scheduled'))
 from settled
 
 -- name: settle_released
@@ -290,7 +372,7 @@ from settled
 with given as materialized (
     select * from unnest($1::uuid[], $2::int[], $3::float8[], $4::text[]) as g(id, epoch, run_seconds, cause)
 ), locked as materialized (
-    select g.*, j.attempt, j.worker_id, j.claimed_at, j.actor, g.run_seconds is not null as began,
+    select g.*, j.attempt, j.worker_id, j.claimed_at, j.actor, j.held_gates, g.run_seconds is not null as began,
         j.cancel_requested_at is null as again,
         coalesce(j.started_at, clock_timestamp() - make_interval(secs => g.run_seconds)) as started_at
     from given g join {schema}.jobs j on j.id = any(array[g.id])
@@ -311,7 +393,7 @@ with given as materialized (
         started_at = case when l.again then null else l.started_at end,
         claimed_at = case when l.again then null else j.claimed_at end,
         worker_id = case when l.again then null else j.worker_id end,
-        lock_expires_at = null, last_heartbeat_at = null, cancel_phase = 0,
+        lock_expires_at = null, held_gates = null, last_heartbeat_at = null, cancel_phase = 0,
         error_class = case when l.again then j.error_class
                            when not l.began then 'CancelledBeforeStart'
                            when j.cancel_phase = 2 then 'CancelledForced'
@@ -320,13 +402,18 @@ with given as materialized (
         error_traceback = case when l.again then j.error_traceback end,
         idempotency_freed = j.unique_while_active and not l.again,
         route = case when l.again then coalesce(c.queue, j.queue) else j.route end,
-        lane = case when l.again then '' else j.lane end
+        lane = case when l.again then {schema}.lane_now(j.actor, coalesce(c.queue, j.queue), j.identity_key, j.fairness_key)
+                    else j.lane end
     from locked l left join {schema}.actor_config c on c.actor = l.actor
     where j.id = any(array[l.id])
-    returning j.id, j.status
+    returning j.id, j.status, j.batch_id, l.held_gates
 )
 select array_agg(id) as ids, array_agg(status::text) as statuses, count(*) filter (where status = 'pending') as repended, 0::bigint as failed,
-    (select {schema}.wake() where exists (select from settled where status = 'pending'))
+    (select {schema}.wake() where exists (select from settled where status = 'pending')),
+    (select {schema}.free_gates((select array_agg(gate) from settled cross join lateral unnest(held_gates) gate))
+     where exists (select from settled where held_gates is not null)),
+    (select {schema}.count_batches(array_agg(s.batch_id), array_agg('running'::{schema}.job_status), array_agg(s.status))
+     from settled s where s.batch_id is not null and s.status not in ('pending', 'scheduled'))
 from settled
 
 -- name: settle_abandoned
@@ -334,7 +421,7 @@ from settled
 with given as materialized (
     select * from unnest($1::uuid[], $2::int[], $3::float8[]) as g(id, epoch, run_seconds)
 ), locked as materialized (
-    select g.* from given g join {schema}.jobs j on j.id = any(array[g.id])
+    select g.*, j.held_gates from given g join {schema}.jobs j on j.id = any(array[g.id])
     where j.epoch = g.epoch and j.lock_expires_at is not null
     for no key update of j skip locked
 ), noted as (
@@ -344,15 +431,20 @@ with given as materialized (
     from locked l
 ), settled as (
     update {schema}.jobs j set
-        status = 'abandoned', finished_at = clock_timestamp(), lock_expires_at = null, cancel_phase = 0,
+        status = 'abandoned', finished_at = clock_timestamp(), lock_expires_at = null, held_gates = null, cancel_phase = 0,
         started_at = coalesce(j.started_at, clock_timestamp() - make_interval(secs => l.run_seconds)),
         error_class = 'CancelAbandoned', error_message = 'the actor did not end after it was cancelled',
         error_traceback = null,
         idempotency_freed = j.unique_while_active
     from locked l where j.id = any(array[l.id])
-    returning j.id, j.status
+    returning j.id, j.status, j.batch_id, l.held_gates
 )
-select array_agg(id) as ids, array_agg(status::text) as statuses, 0::bigint as repended, 0::bigint as failed from settled
+select array_agg(id) as ids, array_agg(status::text) as statuses, 0::bigint as repended, 0::bigint as failed,
+    (select {schema}.free_gates((select array_agg(gate) from settled cross join lateral unnest(held_gates) gate))
+     where exists (select from settled where held_gates is not null)),
+    (select {schema}.count_batches(array_agg(s.batch_id), array_agg('running'::{schema}.job_status), array_agg(s.status))
+     from settled s where s.batch_id is not null and s.status not in ('pending', 'scheduled'))
+from settled
 
 -- name: settle_state
 -- Where attempts stand that a settlement did not apply to: still this attempt's (somebody holds the row locked), ended

@@ -852,8 +852,8 @@ end
 $$;
 
 -- Counts edges of jobs into and out of terminal statuses in their batches: the job of batches[i] went from before[i] to
--- after[i], in this order. Call it from the statement that changed the jobs, after all of them, and for jobs of a batch
--- only; null arrays are no edges. Locks batches in id order, after the jobs. With wait = false it leaves batches that
+-- after[i], in this order; an edge between two that are not terminal is none. Call it from the statement that changed the
+-- jobs, after all of them, and for jobs of a batch only; null arrays are no edges. Locks batches in id order, after the jobs. With wait = false it leaves batches that
 -- somebody holds to the next tick: a sweep that has locked one must not wait for another. A success ends a row of
 -- failures; failed and crashed lengthen it, and as many as the batch's failure_threshold abort it. An end taken back by
 -- an operator's retry makes an aborted batch active again.
@@ -862,15 +862,19 @@ create function {schema}.count_batches(
 ) returns void
 language plpgsql volatile strict as $$
 declare
+    touched uuid[] := array(
+        select distinct e.batch from unnest(batches, before, after) e(batch, old, new)
+        where e.old in ('succeeded', 'failed', 'cancelled', 'crashed', 'abandoned')
+           or e.new in ('succeeded', 'failed', 'cancelled', 'crashed', 'abandoned'));
     locked uuid[];
 begin
     if wait then
-        locked := array(select b.id from {schema}.batches b where b.id = any(batches) order by b.id for no key update);
+        locked := array(select b.id from {schema}.batches b where b.id = any(touched) order by b.id for no key update);
     else
-        locked := array(select b.id from {schema}.batches b where b.id = any(batches) order by b.id
+        locked := array(select b.id from {schema}.batches b where b.id = any(touched) order by b.id
                         for no key update skip locked);
         insert into {schema}.batch_recounts (batch_id)
-        select b.id from {schema}.batches b where b.id = any(batches) and b.id <> all(locked);
+        select b.id from {schema}.batches b where b.id = any(touched) and b.id <> all(locked);
     end if;
     if cardinality(locked) = 0 then
         return;

@@ -323,3 +323,17 @@ async def test_a_finalizer_that_was_cancelled_stays_so(batches: Batches) -> None
     await batches.end(ids, "succeeded")
     assert (await batches.jobs.row(job))["status"] == "cancelled"
     assert (await batches.row(batch))["finalized_at"] is not None
+
+
+async def test_what_goes_back_into_the_queue_waits_for_nobody(batches: Batches, dsn: str) -> None:
+    batch, (job,) = await batches.open(1)
+    await batches.jobs.update([job], status="'running'")
+    other = await asyncpg.connect(dsn, timeout=30)
+    try:
+        async with other.transaction():
+            await other.execute(f'select from "{batches.schema}".batches where id = $1 for update', batch)
+            async with asyncio.timeout(30):
+                await batches.end([job], "scheduled")
+    finally:
+        await other.close(timeout=10)
+    assert (await batches.row(batch))["status"] == "active"

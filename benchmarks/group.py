@@ -43,9 +43,8 @@ class Group:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Return what the supervisor has told under this name."""
-        with (
-            self._log.open() as log
-        ):  # on from where it was read to: whoever is measured is not kept from the processor
+        # On from where it was read to: a look must not slow down what is measured.
+        with self._log.open() as log:
             log.seek(self._position)
             text, newline, _ = log.read().rpartition("\n")
         self._position += len((text + newline).encode())

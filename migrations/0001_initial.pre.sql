@@ -154,15 +154,16 @@ create table {schema}.workers (
 ) with (fillfactor = 50);
 
 -- What each workgroup has declared that it may hold, for the budget of its neighbours: connections that reach the server,
--- opened as the role db_role. Renewed by its processes; a row that has expired counts no more.
+-- opened as the role db_role. place: the host, and the runtime directory of its supervisor there. Renewed by its
+-- processes; a row that has expired counts no more.
 create table {schema}.groups (
     name        text not null,
-    host        text not null,
+    place       text not null,
     db_role     text not null,
     connections integer not null check (connections >= 0),
     declared_at timestamptz not null default clock_timestamp(),
     expires_at  timestamptz not null,
-    primary key (name, host)
+    primary key (name, place)
 ) with (fillfactor = 50);
 
 -- Counters of strict limits: held = count of running jobs that hold the gate. A bucket is an actor's cap ('a:<actor>'), a

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,6 +29,14 @@ _STATEMENT_TIMEOUT = 10.0
 _WITHDRAW_TIMEOUT = 1.0
 
 
+def own_place() -> str:
+    """Return where the group of this process runs: the host, and what its supervisor calls its runtime directory.
+
+    Two supervisors of one host may run groups of one name, in different directories.
+    """
+    return ":".join(filter(None, [socket.gethostname(), os.environ.get("TASKQD_RUNTIME_DIR")]))
+
+
 async def declare(
     conn: asyncpg.Connection,
     asker: Asker,
@@ -35,7 +44,7 @@ async def declare(
 ) -> None:
     """Look at the limits, and write down the connections that ``decide`` makes of them, or nothing for None.
 
-    No other group of the schema looks or writes meanwhile. ``asker.host`` must be set. Raises ``BudgetExceededError``
+    No other group of the schema looks or writes meanwhile. ``asker.place`` must be set. Raises ``BudgetExceededError``
     (75) when one holds the lock for longer than 10 s.
     """
     sql = load("limits", asker.schema)
@@ -51,7 +60,7 @@ async def declare(
         connections = decide(await read_connection_limits(conn, asker))
         if connections is not None:
             await conn.execute(sql.forget_groups)
-            await conn.execute(sql.declare_group, asker.group, asker.host, connections, EXPIRES_AFTER)
+            await conn.execute(sql.declare_group, asker.group, asker.place, connections, EXPIRES_AFTER)
 
 
 class GroupRow:
@@ -60,7 +69,7 @@ class GroupRow:
     def __init__(self, pool: Any, schema: str, group: str, on_failure: FailureHook) -> None:
         self._pool = pool
         self._sql = load("limits", schema)
-        self._key = (group, socket.gethostname())
+        self._key = (group, own_place())
         self._waited = False
         self.loop = BackgroundLoop("group-row", self._renew, cadence=RENEW_INTERVAL, on_failure=on_failure)
 

@@ -30,10 +30,10 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """The row of a group: what it may hold, on one host."""
+    """The row of a group: what it may hold, in one place."""
 
     name: str
-    host: str
+    place: str
     connections: int
     own_role: bool = True
     """True when it connects as the role that asks."""
@@ -75,8 +75,8 @@ class Asker:
 
     schema: str
     group: str
-    host: str | None
-    """Its host: what the group holds on other hosts is counted. None: it is the group everywhere."""
+    place: str | None
+    """Where it runs: what a group of its name holds elsewhere is counted. None: it is the group everywhere."""
 
 
 async def read_connection_limits(conn: asyncpg.Connection, asker: Asker) -> list[ConnectionLimits]:
@@ -110,14 +110,14 @@ def share_out(ceiling: Ceiling, declared: Sequence[Declared], live: Sequence[Liv
         # The same names in another database are those of another installation.
         held = sum(each.sessions for each in sessions if each.own_database and each.name.startswith(prefix))
         others -= held
-        hosts = [row for row in rows if row.name == name]
+        places = [row for row in rows if row.name == name]
         if name == asker.group:
-            if asker.host is None:
+            if asker.place is None:
                 continue
-            # What it holds on this host is what its row says, at most: the rest is that of other hosts.
-            held = max(held - sum(row.connections for row in hosts if row.host == asker.host), 0)
-            hosts = [row for row in hosts if row.host != asker.host]
-        share = Share(name, sum(row.connections for row in hosts), held)
+            # What it holds here is what its row says, at most: the rest is that of its namesakes elsewhere.
+            held = max(held - sum(row.connections for row in places if row.place == asker.place), 0)
+            places = [row for row in places if row.place != asker.place]
+        share = Share(name, sum(row.connections for row in places), held)
         if share.declared or share.live:
             groups.append(share)
     return ConnectionLimits(ceiling, tuple(groups), others)

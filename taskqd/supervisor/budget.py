@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 def explain_misfit(fleet: Fleet, limits: Limits, verdict: Verdict) -> str:
     """Return the one message of a group that does not fit."""
+    fleet = fleet.without(limits.elsewhere)
     held = limits.max_connections - limits.available
     server = f"{limits.available} of the server's {limits.max_connections} connections ({held} are reserved)"
     raised = "max_connections at least {} on the server"
@@ -36,6 +37,7 @@ def explain_misfit(fleet: Fleet, limits: Limits, verdict: Verdict) -> str:
 
 def explain_peak(fleet: Fleet, limits: Limits, verdict: Verdict) -> str:
     """Return the warning of a group that fits while nothing changes."""
+    fleet = fleet.without(limits.elsewhere)
     room = limits.room(fleet.outside)
     return (
         f"the workgroup fits, but its peak of {fleet.own + fleet.rotation + fleet.surge} connections does not: "
@@ -69,7 +71,7 @@ def describe_fleet(fleet: Fleet, limits: Limits | None, verdict: Verdict) -> dic
         "unasked": fleet.unasked,
         "surge": fleet.surge,
         "peak": fleet.peak,
-        **describe_limits(limits, fleet.outside),
+        **describe_limits(limits, fleet.outside, elsewhere=held_elsewhere(fleet, limits)),
         "verdict": str(verdict.fit),
         "over": verdict.over,
         "peak_over": verdict.peak_over,
@@ -77,10 +79,18 @@ def describe_fleet(fleet: Fleet, limits: Limits | None, verdict: Verdict) -> dic
     }
 
 
-def describe_limits(limits: Limits | None, outside: int) -> dict[str, Any]:
-    """Return what the server grants as JSON values: ``limits``, ``available``, and ``taken`` by others of that."""
+def held_elsewhere(fleet: Fleet, limits: Limits | None) -> int:
+    """Return how many of the connections of ``fleet`` the limit does not count."""
+    return 0 if limits is None else fleet.own - fleet.without(limits.elsewhere).own
+
+
+def describe_limits(limits: Limits | None, outside: int, *, elsewhere: int) -> dict[str, Any]:
+    """Return what the server grants as JSON values: ``limits``, ``available``, and ``taken`` by others of that.
+
+    ``elsewhere``: how many of the group's own connections the limit does not count.
+    """
     if limits is None:
-        return {"limits": None, "available": None, "taken": None}
+        return {"limits": None, "available": None, "taken": None, "elsewhere": 0}
     return {
         "limits": {
             "limited_by": limits.limited_by,
@@ -92,6 +102,7 @@ def describe_limits(limits: Limits | None, outside: int) -> dict[str, Any]:
         },
         "available": limits.available,
         "taken": limits.taken(outside),
+        "elsewhere": elsewhere,
     }
 
 

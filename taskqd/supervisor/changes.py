@@ -213,7 +213,7 @@ def _scaled_row(row: dict[str, Any], replicas: int) -> dict[str, Any]:
 def _allowed(budget: dict[str, Any]) -> int | None:
     if budget.get("limits") is None or budget.get("enforce") == "warn":
         return None
-    return int(budget["available"]) - int(budget["taken"])
+    return int(budget["available"]) - int(budget["taken"]) + int(budget.get("elsewhere", 0))
 
 
 def _by_name(plan: Plan) -> dict[str, ChildSpec]:

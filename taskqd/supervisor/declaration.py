@@ -89,6 +89,7 @@ class Declaration:
             "wanted": Costs(plan).own,
             "extra": more + budget["unasked"],
             "outside": budget["web_connections"] + budget["app_connections"],
+            "elsewhere": budget["elsewhere"],
             "enforce": budget["enforce"] == "enforce",
         }
         as_the_group = [spec for spec in plan.children if not (spec.env or spec.env_file)]  # the scheduler always does
@@ -109,7 +110,7 @@ class Declaration:
             tell(f"connections could not be declared: {why}")
             return
         plan = self._plan()
-        granted = {key: answer[key] for key in ("limits", "available", "taken")}
+        granted = {key: answer[key] for key in ("limits", "available", "taken", "elsewhere")}
         self._take_over(replace(plan, budget={**plan.budget, **granted}))
 
 

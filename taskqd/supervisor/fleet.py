@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from taskqd.domain.budget import (
@@ -153,6 +154,10 @@ class Fleet:
         """What the group holds soon after its start, without work."""
         workers = sum(crew.replicas * sum(part.idle for part in crew.sessions) for crew in self.crews)
         return self.supervisors * (workers + (SCHEDULER_IDLE if self.scheduler else 0))
+
+    def without(self, names: Collection[str]) -> Fleet:
+        """Return the fleet without the workers of these names."""
+        return replace(self, crews=tuple(crew for crew in self.crews if crew.name not in names))
 
     def with_crews(self, *crews: Crew) -> Fleet:
         """Return the fleet with these crews in the places of those of their names."""

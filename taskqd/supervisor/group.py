@@ -27,7 +27,7 @@ from taskqd.supervisor.reload import Surroundings
 from taskqd.supervisor.runtime import GroupFiles, choose_directory
 from taskqd.supervisor.sdnotify import Notifier
 from taskqd.supervisor.signals import Meaning, Orders, Signals
-from taskqd.supervisor.spawn import child_command
+from taskqd.supervisor.spawn import RUNTIME_DIR, child_command
 from taskqd.supervisor.starter import Command
 from taskqd.supervisor.stopping import CLOSING
 from taskqd.supervisor.upkeep import Upkeep
@@ -75,6 +75,7 @@ async def run_group(
         files = GroupFiles(choose_directory(workgroup.supervisor.runtime_dir), group)
         files.check_paths(_slots(workgroup))
         files.acquire()
+        environ = {**environ, RUNTIME_DIR: files.directory}
         try:
             board = Board(group)
             log = (journal or Journal()).bind(group=group)

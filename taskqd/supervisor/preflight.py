@@ -128,19 +128,20 @@ def _budget(found: Resolution, options: argparse.Namespace, link: _Link) -> dict
 
     settings, group, enforce = found.settings, found.plan.group, found.workgroup.budget.enforce
     fleet = replace(found.fleet, supervisors=options.fleet)
+    logins = own_logins(settings, _worker_settings(found))
+    elsewhere = [name for own in logins for name in own.workers]
     if options.purpose == "run" or (options.purpose == "budget" and not options.offline):
         runs = options.purpose == "run"
         boots = runs and not options.held
-        for own in own_logins(settings, _worker_settings(found)):
+        for own in logins:
             asyncio.run(check_login(own, group, fleet, boots=boots, enforce=runs and enforce, link=link))
     if options.max_connections is not None:
         seen = Found(fleet, Limits(options.max_connections))
     elif options.purpose == "run":
-        seen = asyncio.run(
-            reserve(settings, group, fleet, enforce=enforce, held=(options.held, options.largest), link=link)
-        )
+        held = (options.held, options.largest)
+        seen = asyncio.run(reserve(settings, group, fleet, elsewhere=elsewhere, enforce=enforce, held=held, link=link))
     elif options.purpose == "budget" and not options.offline:
-        seen = asyncio.run(look(settings, group, fleet, link))
+        seen = asyncio.run(look(settings, group, fleet, link, elsewhere=elsewhere))
     else:
         seen = Found(fleet, None)
 
@@ -222,18 +223,19 @@ def _declare(options: argparse.Namespace, link: _Link) -> dict[str, object]:
 
     asked = json.loads(options.declare)
     outside = asked["outside"]
-    limits = asyncio.run(
+    limits, elsewhere = asyncio.run(
         reserve_more(
             load_settings(),
             asked["group"],
             asked["wanted"],
             asked["extra"],
+            elsewhere=asked["elsewhere"],
             outside=outside,
             enforce=asked["enforce"],
             link=link,
         )
     )
-    return describe_limits(limits, outside)
+    return describe_limits(limits, outside, elsewhere=elsewhere)
 
 
 def _release(options: argparse.Namespace, link: _Link) -> int:

@@ -6,7 +6,6 @@ Runs in the preflight child only: it loads the driver.
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -20,10 +19,11 @@ from taskqd.domain.exit_codes import ExitCode
 from taskqd.settings import Settings
 from taskqd.storage.connect import CONNECT_ERRORS, close, connect, connect_with_retry, explain
 from taskqd.storage.credentials import login_of
-from taskqd.storage.groups import declare
+from taskqd.storage.groups import declare, own_place
 from taskqd.storage.limits import Asker, ConnectionLimits, read_connection_limits
 from taskqd.storage.migrate import check_schema
 from taskqd.storage.pooler import PoolerLimits, ask_pooler
+from taskqd.supervisor.budget import held_elsewhere
 from taskqd.supervisor.fleet import Fleet
 from taskqd.supervisor.room import Fit, Limits, Neighbour, grant, judge_fleet, tightest
 
@@ -57,12 +57,19 @@ class Found:
 
 
 async def reserve(
-    settings: Settings, group: str, fleet: Fleet, *, enforce: bool, held: tuple[int, int], link: Link
+    settings: Settings,
+    group: str,
+    fleet: Fleet,
+    *,
+    elsewhere: Sequence[str],
+    enforce: bool,
+    held: tuple[int, int],
+    link: Link,
 ) -> Found:
     """Wait for the database, check its schema, and declare what the group needs, if it fits or does not have to.
 
-    ``held``: what a group that runs holds already, and the largest of its processes. It declares as much as new
-    credentials and a roll may need, as far as there is room.
+    ``elsewhere``: the workers that do not log in as the group does. ``held``: what a group that runs holds already, and
+    the largest of its processes. It declares as much as new credentials and a roll may need, as far as there is room.
     """
     pooler = await _ask_pooler(settings, fleet, link)
     fleet = _behind(fleet, pooler)
@@ -72,12 +79,13 @@ async def reserve(
 
     def decide(found: Sequence[ConnectionLimits]) -> int | None:
         nonlocal limits
-        limits = tightest(fleet, _limits(found))
+        limits = tightest(fleet, _limits(found, elsewhere))
         if enforce and judge_fleet(fleet, limits).fit is not Fit.FITS:
             return None
         now, largest = held
         extra = max(fleet.rotation, largest) + fleet.surge if now else fleet.unasked
-        return grant(limits if enforce else None, fleet.outside, max(fleet.own, now), extra)
+        wanted, uncounted = max(fleet.own, now), held_elsewhere(fleet, limits)
+        return grant(limits if enforce else None, fleet.outside, wanted, extra, elsewhere=uncounted)
 
     async with asking(conn, settings):
         await check_schema(conn, settings.schema_name)
@@ -90,29 +98,34 @@ async def reserve(
 
 
 async def reserve_more(
-    settings: Settings, group: str, wanted: int, extra: int, *, outside: int, enforce: bool, link: Link
-) -> Limits:
+    settings: Settings, group: str, wanted: int, extra: int, *, elsewhere: int, outside: int, enforce: bool, link: Link
+) -> tuple[Limits, int]:
     """Declare ``wanted``, which the group holds, and up to ``extra`` connections more, as far as there is room.
 
-    Returns what the room was taken from. Raises ``DatabaseUnavailableError`` when the database cannot be asked.
+    ``elsewhere``: how many of these the limit of the group's role does not count. Returns what the room was taken from,
+    and how many of them that does not count. Raises ``DatabaseUnavailableError`` when the database cannot be asked.
     """
     link.step("declaring connections", LOOK_TIMEOUT + DATABASE_MARGIN)
     conn = await connect_in_time(settings, group, "preflight")
-    tight: list[Limits] = []
+    tight: list[tuple[int, Limits]] = []
 
     def decide(found: Sequence[ConnectionLimits]) -> int:
-        tight.append(min(_limits(found), key=lambda each: each.room(outside)))
-        return grant(tight[0] if enforce else None, outside, wanted, extra)
+        uncounted = [elsewhere if each.ceiling.of == "role" else 0 for each in found]
+        pairs = zip(uncounted, _limits(found), strict=True)
+        tight.append(min(pairs, key=lambda pair: pair[0] + pair[1].room(outside)))
+        count, limits = tight[0]
+        return grant(limits if enforce else None, outside, wanted, extra, elsewhere=count)
 
     async with asking(conn, settings):
         await declare(conn, asker_of(settings, group), decide)
-    return tight[0]
+    count, limits = tight[0]
+    return limits, count
 
 
-async def look(settings: Settings, group: str, fleet: Fleet, link: Link) -> Found:
+async def look(settings: Settings, group: str, fleet: Fleet, link: Link, *, elsewhere: Sequence[str]) -> Found:
     """Look at what the database grants and declare nothing. Without limits, and a warning, where it cannot be reached.
 
-    The group's own sessions and rows are those of any host: it is ``fleet.supervisors`` supervisors that are looked at.
+    The own sessions and rows are those of any place: it is ``fleet.supervisors`` supervisors that are looked at.
     """
     pooler = await _ask_pooler(settings, fleet, link)
     fleet = _behind(fleet, pooler)
@@ -124,8 +137,8 @@ async def look(settings: Settings, group: str, fleet: Fleet, link: Link) -> Foun
         link.warn(f"not compared with the server: {error}")
         return Found(fleet, None, pooler)
     async with asking(conn, settings):
-        found = await read_connection_limits(conn, replace(asker_of(settings, group), host=None))
-    return Found(fleet, tightest(fleet, _limits(found)), pooler)
+        found = await read_connection_limits(conn, replace(asker_of(settings, group), place=None))
+    return Found(fleet, tightest(fleet, _limits(found, elsewhere)), pooler)
 
 
 @asynccontextmanager
@@ -140,11 +153,11 @@ async def asking(conn: asyncpg.Connection, settings: Settings) -> AsyncIterator[
 
 
 def asker_of(settings: Settings, group: str) -> Asker:
-    """Return who asks: the group on this host."""
-    return Asker(settings.schema_name, group, socket.gethostname())
+    """Return who asks: the group that is run here."""
+    return Asker(settings.schema_name, group, own_place())
 
 
-def _limits(found: Sequence[ConnectionLimits]) -> list[Limits]:
+def _limits(found: Sequence[ConnectionLimits], elsewhere: Sequence[str] = ()) -> list[Limits]:
     return [
         Limits(
             max_connections=each.ceiling.max_connections,
@@ -153,6 +166,7 @@ def _limits(found: Sequence[ConnectionLimits]) -> list[Limits]:
             others=each.others,
             limited_by=each.ceiling.limited_by,
             groups=tuple(Neighbour(share.name, share.declared, share.live) for share in each.groups),
+            elsewhere=tuple(elsewhere) if each.ceiling.of == "role" else (),
         )
         for each in found
     ]

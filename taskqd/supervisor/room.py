@@ -47,6 +47,8 @@ class Limits:
     limited_by: str | None = None
     """The role or database whose own limit these are, such as ``role app``; None: the server's."""
     groups: tuple[Neighbour, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+    """Workers whose connections this limit does not count: it is a role's, and they log in as another."""
 
     @property
     def available(self) -> int:
@@ -54,7 +56,7 @@ class Limits:
         return max(self.max_connections - self.superuser_reserved - self.reserved, 0)
 
     def room(self, outside: int) -> int:
-        """Return what is left for the group, when ``outside`` is declared beside it. Below 0 when there is none."""
+        """Return what is left for what counts of the group, with ``outside`` beside it. Below 0 when there is none."""
         return self.available - self.taken(outside)
 
     def taken(self, outside: int) -> int:
@@ -80,7 +82,7 @@ def judge_fleet(fleet: Fleet, limits: Limits | None) -> Verdict:
     """Say whether ``fleet`` fits."""
     if limits is None:
         return Verdict(Fit.UNKNOWN)
-    room = limits.room(fleet.outside)
+    fleet, room = fleet.without(limits.elsewhere), limits.room(fleet.outside)
     peak_over = max(fleet.own + fleet.rotation + fleet.surge - room, 0)
     alone, beside = fleet.required - limits.available, fleet.own - room
     if alone > 0:
@@ -100,8 +102,11 @@ def tightest(fleet: Fleet, limits: Sequence[Limits]) -> Limits | None:
     return max(limits, key=severity, default=None)
 
 
-def grant(limits: Limits | None, outside: int, wanted: int, extra: int) -> int:
-    """Return what a group declares that holds ``wanted`` whatever there is, and up to ``extra`` where there is room."""
+def grant(limits: Limits | None, outside: int, wanted: int, extra: int, *, elsewhere: int = 0) -> int:
+    """Return what a group declares that holds ``wanted`` whatever there is, and up to ``extra`` where there is room.
+
+    ``elsewhere``: how many of ``wanted`` the limit does not count.
+    """
     if limits is None:
         return wanted + extra
-    return wanted + max(min(extra, limits.room(outside) - wanted), 0)
+    return wanted + max(min(extra, limits.room(outside) - (wanted - elsewhere)), 0)

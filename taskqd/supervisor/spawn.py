@@ -27,6 +27,10 @@ _NOT_FOR_CHILDREN = frozenset(
 _NOT_FOR_CHILDREN_EITHER = ("WATCHDOG_", "LISTEN_", "TASKQD_")
 
 
+RUNTIME_DIR = "TASKQD_RUNTIME_DIR"
+"""The variable that tells what the supervisor starts where it keeps its group's files."""
+
+
 @dataclass(slots=True)
 class Forked:
     """A process that a zygote has forked for the supervisor, who is its parent; the part of ``Popen`` that is used."""
@@ -69,6 +73,8 @@ def base_environment(environ: Mapping[str, str], app_dir: str | None) -> dict[st
     if app_dir:
         kept["PYTHONPATH"] = os.pathsep.join(filter(None, [app_dir, kept.get("PYTHONPATH")]))
     kept["TASKQD_SUPERVISOR_PID"] = str(os.getpid())
+    if RUNTIME_DIR in environ:
+        kept[RUNTIME_DIR] = environ[RUNTIME_DIR]
     return kept
 
 

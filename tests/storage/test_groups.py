@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import uuid
 from collections.abc import Sequence
 
@@ -13,7 +12,7 @@ import pytest
 from taskqd.domain.errors import BudgetExceededError
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.storage import groups
-from taskqd.storage.groups import EXPIRES_AFTER, GroupRow, declare
+from taskqd.storage.groups import EXPIRES_AFTER, GroupRow, declare, own_place
 from taskqd.storage.limits import Asker, ConnectionLimits
 from taskqd.storage.migrate import migrate_up
 from taskqd.storage.statements import load
@@ -22,8 +21,8 @@ from tests.support import eventually
 
 
 async def rows(conn: asyncpg.Connection, schema: str) -> dict[tuple[str, str], int]:
-    found = await conn.fetch(f'select name, host, connections from "{schema}".groups')
-    return {(row["name"], row["host"]): row["connections"] for row in found}
+    found = await conn.fetch(f'select name, place, connections from "{schema}".groups')
+    return {(row["name"], row["place"]): row["connections"] for row in found}
 
 
 async def left(conn: asyncpg.Connection, schema: str) -> float:
@@ -33,9 +32,9 @@ async def left(conn: asyncpg.Connection, schema: str) -> float:
     )
 
 
-async def test_a_successor_replaces_the_row_of_its_host(conn: asyncpg.Connection, schema: str) -> None:
-    for host, connections in (("one", 5), ("two", 6), ("one", 7)):
-        await declare(conn, Asker(schema, "g", host), lambda _limits, declared=connections: declared)
+async def test_a_successor_replaces_the_row_of_its_place(conn: asyncpg.Connection, schema: str) -> None:
+    for place, connections in (("one", 5), ("two", 6), ("one", 7)):
+        await declare(conn, Asker(schema, "g", place), lambda _limits, declared=connections: declared)
     assert await rows(conn, schema) == {("g", "one"): 7, ("g", "two"): 6}
     await declare(conn, Asker(schema, "g", "one"), lambda _limits: None)
     assert await rows(conn, schema) == {("g", "one"): 7, ("g", "two"): 6}
@@ -125,12 +124,12 @@ async def test_a_group_that_never_ends_looking_is_not_waited_for(
 async def test_the_row_is_renewed_when_a_good_part_of_its_time_is_over(
     conn: asyncpg.Connection, schema: str, dsn: str
 ) -> None:
-    host = socket.gethostname()
+    place = own_place()
     pool = await asyncpg.create_pool(dsn, min_size=1, max_size=2)
     row = GroupRow(pool, schema, "g", lambda *_: None)
     try:
         row.loop.start()  # without a row there is nothing to renew
-        await declare(conn, Asker(schema, "g", host), lambda _limits: 4)
+        await declare(conn, Asker(schema, "g", place), lambda _limits: 4)
         written = await conn.fetchval(f'select xmin::text from "{schema}".groups')
         row.loop.wake()
         await eventually(lambda: row.loop.failures == 0 and pool.get_idle_size() == pool.get_size())

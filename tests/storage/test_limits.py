@@ -74,10 +74,10 @@ DATABASE = Ceiling("database", "database app", 50)
 
 
 def shares(
-    declared: Sequence[Declared], live: Sequence[Live], ceiling: Ceiling = SERVER, host: str | None = "here"
+    declared: Sequence[Declared], live: Sequence[Live], ceiling: Ceiling = SERVER, place: str | None = "here"
 ) -> tuple[dict[str, int], int]:
     """What each group of the schema counts for, and what nobody's sessions do."""
-    found = share_out(ceiling, declared, live, Asker("s", "g", host))
+    found = share_out(ceiling, declared, live, Asker("s", "g", place))
     return {share.name: max(share.declared, share.live) for share in found.groups}, found.others
 
 
@@ -87,13 +87,13 @@ def test_the_larger_of_declared_and_live_counts() -> None:
     assert shares(declared, live) == ({"a": 25, "b": 6}, 9)
 
 
-def test_the_group_itself_counts_only_on_other_hosts() -> None:
+def test_the_group_itself_counts_only_elsewhere() -> None:
     live = [Live("taskqd/s/g/worker", 12)]
     assert shares([Declared("g", "here", 20)], live) == ({}, 0)
     assert shares([Declared("g", "here", 10)], live) == ({"g": 2}, 0)
     assert shares([Declared("g", "here", 10), Declared("g", "there", 8)], live) == ({"g": 8}, 0)
     assert shares([], live) == ({"g": 12}, 0)
-    assert shares([Declared("g", "there", 8)], live, host=None) == ({}, 0)
+    assert shares([Declared("g", "there", 8)], live, place=None) == ({}, 0)
 
 
 def test_a_check_before_a_start_is_not_counted() -> None:
@@ -126,7 +126,7 @@ sessions = st.builds(
 
 
 @given(
-    declared=st.lists(rows, unique_by=lambda row: (row.name, row.host)),
+    declared=st.lists(rows, unique_by=lambda row: (row.name, row.place)),
     live=st.lists(sessions),
     more=sessions,
     ceiling=st.sampled_from([SERVER, ROLE, DATABASE]),
@@ -140,7 +140,7 @@ def test_no_session_is_lost_and_none_makes_room(
         for each in live
         if (ceiling is not ROLE or each.own_role) and (ceiling is not DATABASE or each.own_database)
     )
-    own = sum(row.connections for row in declared if (row.name, row.host) == ("g", "here"))
+    own = sum(row.connections for row in declared if (row.name, row.place) == ("g", "here"))
     assert others >= 0
     assert sum(groups.values()) + others >= counted - own
     beside, rest = shares(declared, [*live, more], ceiling)

@@ -248,10 +248,10 @@ async def test_a_group_never_holds_more_than_its_budget_says(
 
     # Its row lives as long as the group does.
     row = await conn.fetchrow(
-        f'select host, connections, expires_at > clock_timestamp() as alive from "{schema}".groups'
+        f'select place, connections, expires_at > clock_timestamp() as alive from "{schema}".groups'
     )
     assert row is not None
-    assert (row["host"], row["alive"]) == (socket.gethostname(), True)
+    assert (row["place"], row["alive"]) == (f"{socket.gethostname()}:{short_dir}/run", True)
     await eventually(lambda: _declared(conn, schema, budget["required"] + budget["rotation"]), 60)
     # What is about to expire is renewed by whichever process looks next: here one that has just started.
     await conn.execute(f"update \"{schema}\".groups set expires_at = clock_timestamp() + interval '20 seconds'")

@@ -160,6 +160,25 @@ async def test_a_start_logs_in_as_each_worker_will_and_minds_the_limit_of_its_ro
     assert looked.wait() == 0, looked.stderr
     assert f"warning: io: up to 47 connections as role {role}, which may have 30" in looked.stderr
 
+    # The limit of the group's own role counts what logs in as that role: its scheduler and its other worker.
+    await admin.execute(f"alter role {role} connection limit 60")
+    await admin.execute(f"alter role {PASSWORD_ROLE} nosuperuser connection limit 40")
+    try:
+        await admin.execute(f'grant usage on schema "{schema}" to {PASSWORD_ROLE}')
+        await admin.execute(f'grant select on all tables in schema "{schema}" to {PASSWORD_ROLE}')
+        fits = start("budget", "group.toml", "--json", env=env)
+        assert fits.wait() == 0, fits.stderr
+        budget = json.loads(fits.stdout)
+        assert (budget["verdict"], budget["required"], budget["elsewhere"]) == ("fits", 72, 44)
+        assert (budget["limits"]["limited_by"], budget["available"]) == (f"role {PASSWORD_ROLE}", 40)
+        await admin.execute(f"alter role {PASSWORD_ROLE} connection limit 27")
+        refused = start("run", "group.toml", env=env)
+        assert refused.wait() == 78, refused.stderr
+        assert f"needs 28 connections and can have 27, the connection limit of role {PASSWORD_ROLE}" in refused.stderr
+        assert "io." not in refused.stderr.partition("what would fit")[2]
+    finally:
+        await admin.execute(f"alter role {PASSWORD_ROLE} superuser connection limit -1")
+
 
 async def test_every_process_notices_a_swapped_secret_by_itself(group: StartGroup, secret: Secret) -> None:
     running = group(f'provider = "file"\npath = "{secret.path}"\nrefresh_interval = "500ms"')

@@ -52,9 +52,9 @@ async def rows(conn: asyncpg.Connection, schema: str) -> dict[str, int]:
 async def plant(conn: asyncpg.Connection, schema: str, connections: int) -> None:
     """A neighbour that has declared so many."""
     await conn.execute(
-        f'insert into "{schema}".groups (name, host, db_role, connections, expires_at)'
+        f'insert into "{schema}".groups (name, place, db_role, connections, expires_at)'
         " values ('big', 'elsewhere', 'postgres', $1, clock_timestamp() + interval '1 hour')"
-        " on conflict (name, host) do update set connections = excluded.connections",
+        " on conflict (name, place) do update set connections = excluded.connections",
         connections,
     )
 
@@ -84,6 +84,23 @@ async def test_two_that_start_at_the_same_moment_do_not_both_take_the_last_conne
     assert await rows(conn, schema) == {runs[0]: NEEDS, "third": NEEDS}
     assert runs[1].stop() == 0
     assert warned.stop() == 0
+
+
+async def test_two_of_one_name_on_one_host_are_neighbours(
+    group: StartGroup, conn: asyncpg.Connection, schema: str
+) -> None:
+    first = group(tables=large("one"))
+    first.wait_for("ready")
+    refused = group(tables=large("one"))
+    assert refused.command.wait() == 75
+    assert f"{NEEDS} of group 'one'" in refused.command.stderr
+    second = group(tables={"supervisor": 'name = "one"'})
+    second.wait_for("ready")
+    places = f'select place, connections from "{schema}".groups'
+    held = {place.partition(":")[2]: connections for place, connections in await conn.fetch(places)}
+    assert held == {str(first.runtime): NEEDS, str(second.runtime): 25}
+    assert second.stop() == 0
+    assert first.stop() == 0
 
 
 async def test_a_successor_takes_the_place_of_a_killed_supervisor(

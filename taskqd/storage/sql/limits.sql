@@ -39,16 +39,16 @@ select pg_catalog.to_regclass(pg_catalog.quote_ident({schema_literal}) || '.grou
 
 -- name: declared_groups
 -- What the living groups have declared. A handful of rows.
-select name, host, connections, db_role = session_user as own_role
+select name, place, connections, db_role = session_user as own_role
 from {schema}.groups
 where expires_at > clock_timestamp()
-order by name, host
+order by name, place
 
 -- name: declare_group
--- $1 group, $2 host, $3 connections, $4 seconds until it expires. Replaces the row of a predecessor. Primary key.
-insert into {schema}.groups (name, host, db_role, connections, expires_at)
+-- $1 group, $2 place, $3 connections, $4 seconds until it expires. Replaces the row of a predecessor. Primary key.
+insert into {schema}.groups (name, place, db_role, connections, expires_at)
 values ($1::text, $2::text, session_user, $3::int, clock_timestamp() + make_interval(secs => $4::float8))
-on conflict (name, host) do update set
+on conflict (name, place) do update set
     db_role = excluded.db_role, connections = excluded.connections,
     declared_at = clock_timestamp(), expires_at = excluded.expires_at
 
@@ -57,12 +57,12 @@ on conflict (name, host) do update set
 delete from {schema}.groups where expires_at < clock_timestamp() - interval '1 day'
 
 -- name: renew_group
--- $1 group, $2 host, $3 seconds until it expires, $4 seconds that make a renewal worth while: every process of a group
+-- $1 group, $2 place, $3 seconds until it expires, $4 seconds that make a renewal worth while: every process of a group
 -- asks, one of them writes. Primary key; HOT.
 update {schema}.groups set expires_at = clock_timestamp() + make_interval(secs => $3::float8)
-where name = $1::text and host = $2::text
+where name = $1::text and place = $2::text
   and expires_at < clock_timestamp() + make_interval(secs => $3::float8 - $4::float8)
 
 -- name: withdraw_group
--- $1 group, $2 host. The group ends on purpose; what its processes still hold counts as live. Primary key.
-delete from {schema}.groups where name = $1::text and host = $2::text
+-- $1 group, $2 place. The group ends on purpose; what its processes still hold counts as live. Primary key.
+delete from {schema}.groups where name = $1::text and place = $2::text

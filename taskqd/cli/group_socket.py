@@ -14,6 +14,9 @@ from taskqd.health.probe import runtime_directories
 TIMEOUT = 5.0
 """Seconds for each step of an exchange."""
 
+_LARGEST = 16 * 1024 * 1024
+"""Bytes of an answer; of a longer one the rest is not read, so that it is none that could be understood."""
+
 
 class NoGroupError(TaskQError):
     """No group answers."""
@@ -76,12 +79,12 @@ def _exchange(path: str, request: bytes) -> tuple[bytes, bytes]:
             sock.settimeout(TIMEOUT)
             sock.connect(path)
             sock.sendall(request)
-            parts = []
-            while part := sock.recv(65536):
-                parts.append(part)
+            answer = b""
+            while (part := sock.recv(65536)) and len(answer) <= _LARGEST:
+                answer += part
     except OSError as error:
         raise NoGroupError(f"{path} does not answer: {error.strerror or error}") from None
-    head, _, body = b"".join(parts).partition(b"\r\n\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
     return head.split(b"\r\n")[0], body
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from taskqd.domain.names import nearest
 from taskqd.health.server import Report, Route, Verb
+from taskqd.supervisor.capture import Capture
 from taskqd.supervisor.child import DUMP_PAUSE, Child
 from taskqd.supervisor.exposition import own_series
 from taskqd.supervisor.machine import Machine
@@ -90,13 +91,13 @@ class Board:
                 'set [supervisor] logs = "capture"'
             }
             return
-        marks: dict[int, int] = {}
+        marks: dict[Capture, int] = {}
         silent_since = time.monotonic()
         while True:
             for child in [each for each in self.children if name in (None, each.name, each.spec.name)]:
                 capture = child.capture
-                if capture is not None and (text := capture.since(marks.get(id(capture), 0))):
-                    marks[id(capture)] = capture.total
+                if capture is not None and (text := capture.since(marks.get(capture, 0))):
+                    marks[capture] = capture.total
                     silent_since = time.monotonic()
                     yield {"child": child.name, "text": text}
             if not arguments.get("follow"):

@@ -21,7 +21,7 @@ class ExitClass(StrEnum):
     RECYCLE = "recycle"
     """It asks to be started afresh."""
     INTERNAL = "internal"
-    """Its own watchdog ended it."""
+    """Its own watchdog ended it, or an error that is a bug."""
     HUNG = "hung"
     """It was killed because it hung."""
     OOM = "oom"
@@ -51,7 +51,7 @@ _TEXTS = {
     ExitClass.PERMANENT: "refuses its configuration",
     ExitClass.ENVIRONMENT: "database or service unavailable",
     ExitClass.RECYCLE: "asks to be started afresh",
-    ExitClass.INTERNAL: "its watchdog ended it",
+    ExitClass.INTERNAL: "its watchdog ended it, or an internal failure",
 }
 
 

@@ -314,8 +314,9 @@ class Monitor:
         self._releaser.heard(child)
         if "error" in child.beat:
             self._journal.tell("beat-error", "warning", child=child.name, error=child.beat["error"])
-        if time.monotonic() - self._board.pulse >= _NEXT:
-            time.sleep(_TOGETHER)
+        if time.monotonic() - self._board.pulse >= _NEXT and not self._wake.is_set():
+            if len(self._children) > 1:
+                time.sleep(_TOGETHER)
             self._wake.set()
 
     def _perform(self, child: Child, effect: Effect) -> None:

@@ -208,9 +208,6 @@ create table {schema}.actor_config (
     updated_at     timestamptz not null default clock_timestamp()
 );
 
--- The actors whose jobs enqueue counts before it adds one.
-create index actor_config_capped on {schema}.actor_config (actor) where max_pending is not null;
-
 -- A batch that enqueue_batch opened. The counters follow the ends of its jobs; its jobs themselves are the truth.
 create table {schema}.batches (
     id                   uuid primary key,

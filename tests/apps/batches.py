@@ -10,9 +10,11 @@ from uuid import UUID, uuid5
 from pydantic import BaseModel
 
 from taskqd import EnqueueItem, JobContext, RetryPolicy, actor, wait_for_batch
+from taskqd.batch import AbortBatchAfter, BatchStatus
 from tests.apps.basic import note
 
 AT_ONCE = RetryPolicy(base=timedelta(0), max_attempts=5)
+NEVER = RetryPolicy(kind="non_retryable")
 
 
 class Cursor(BaseModel):
@@ -36,6 +38,7 @@ class Piece(BaseModel):
     """One job of a batch."""
 
     number: int
+    fails: bool = False
 
 
 def die(now: bool, ctx: JobContext[Cursor] | JobContext[Order]) -> None:
@@ -59,6 +62,15 @@ async def walk(payload: Cursor, ctx: JobContext[Cursor]) -> None:
 async def piece(payload: Piece, ctx: JobContext[Piece]) -> None:
     """Do a part of it."""
     note("piece", ctx, str(payload.number))
+    if payload.fails:
+        raise ValueError("no good")
+
+
+@actor(retry=NEVER)
+async def weak(payload: Piece) -> None:
+    """Fail for good, or not."""
+    if payload.fails:
+        raise ValueError("no good")
 
 
 @actor(retry=AT_ONCE)
@@ -85,6 +97,11 @@ class Gathered(BaseModel):
     succeeded: int
 
 
+def gathered(status: BatchStatus) -> Gathered:
+    """Return what is told of a batch."""
+    return Gathered(total=status.total, succeeded=status.succeeded)
+
+
 @actor
 async def gather(payload: Order, ctx: JobContext[Order]) -> Gathered:
     """Wait for the batch without holding a slot."""
@@ -92,7 +109,25 @@ async def gather(payload: Order, ctx: JobContext[Order]) -> Gathered:
         ctx.jobs, uuid5(payload.batch, "pieces"), snooze_interval=1, expect_at_least=payload.size
     )
     note("gathered", ctx, str(payload.batch))
-    return Gathered(total=status.total, succeeded=status.succeeded)
+    return gathered(status)
 
 
-actors = [walk, piece, make, gather]
+@actor(retry=AT_ONCE)
+async def spread(payload: Order, ctx: JobContext[Order]) -> None:
+    """Enqueue a batch with its finalizer in one call."""
+    await ctx.jobs.enqueue_batch(
+        [EnqueueItem(actor_ref=piece, payload=Piece(number=n)) for n in range(payload.size)],
+        batch_id=payload.batch,
+        finalizer=EnqueueItem(actor_ref=finish, payload=payload),
+        failure_policy=AbortBatchAfter(consecutive_failures=3),
+    )
+
+
+@actor
+async def finish(payload: Order, ctx: JobContext[Order]) -> Gathered:
+    """Run once, when the batch has ended."""
+    note("finished", ctx, str(payload.batch))
+    return gathered(await wait_for_batch(ctx.jobs, payload.batch))
+
+
+actors = [walk, piece, weak, make, gather, spread, finish]

@@ -214,6 +214,58 @@ async def test_a_deadline_counts_in_the_batch(batches: Batches) -> None:
     assert (row["status"], row["failed"]) == ("complete", 2)
 
 
+@pytest.mark.parametrize("end", [*ENDS, "snoozed", "released"])
+async def test_every_settlement_counts_in_the_batch(batches: Batches, end: str) -> None:
+    jobs = batches.jobs
+    batch, _ = await batches.open(0)
+    ids = await jobs.running(await jobs.register(), 2, batch_id=f"'{batch}'", max_attempts="1")
+    if end != "succeeded":
+        await jobs.update(ids, cancel_requested_at="clock_timestamp()", cancel_phase="1")
+    given = (ids, [1, 1], [0.5, 0.5])
+    match end:
+        case "succeeded":
+            await jobs.conn.fetch(jobs.worker_sql.settle_succeeded, *given, [None, "1"])
+        case "failed" | "cancelled":
+            if end == "failed":
+                await jobs.update(ids, cancel_requested_at="null", cancel_phase="0")
+            none = [None, None]
+            await jobs.conn.fetch(jobs.worker_sql.settle_failed, *given, none, none, none, none, none, none)
+        case "abandoned":
+            await jobs.conn.fetch(jobs.worker_sql.settle_abandoned, *given)
+        case "snoozed":
+            await jobs.conn.fetch(jobs.worker_sql.settle_snoozed, *given, [9.0, 9.0])
+        case "released":
+            await jobs.conn.fetch(jobs.worker_sql.settle_released, *given, ["worker_shutdown"] * 2)
+        case "crashed":
+            await jobs.update(ids, cancel_requested_at="null", cancel_phase="0", lock_expires_at=EXPIRED)
+            assert (await jobs.tick())["reaped"] == 2
+    assert await batches.is_right(batch)
+    row = await batches.row(batch)
+    counter = "cancelled" if end in ("snoozed", "released") else end
+    assert (row["status"], row[counter]) == ("complete", 2)
+
+
+@pytest.mark.parametrize("end", ["failed", "snoozed", "released", "crashed"])
+async def test_an_attempt_that_ends_without_its_job_does_not_count(batches: Batches, end: str) -> None:
+    jobs = batches.jobs
+    batch, _ = await batches.open(0)
+    ids = await jobs.running(await jobs.register(), 2, batch_id=f"'{batch}'")
+    given = (ids, [1, 1], [0.5, 0.5])
+    match end:
+        case "failed":
+            none = [None, None]
+            await jobs.conn.fetch(jobs.worker_sql.settle_failed, *given, none, none, none, none, none, none)
+        case "snoozed":
+            await jobs.conn.fetch(jobs.worker_sql.settle_snoozed, *given, [9.0, 9.0])
+        case "released":
+            await jobs.conn.fetch(jobs.worker_sql.settle_released, *given, ["worker_shutdown"] * 2)
+        case "crashed":
+            await jobs.update(ids, lock_expires_at=EXPIRED)
+            assert (await jobs.tick())["reaped"] == 2
+    assert await batches.is_right(batch)
+    assert (await batches.row(batch))["status"] == "active"
+
+
 async def test_a_sweep_leaves_a_batch_that_somebody_holds_to_the_next_tick(batches: Batches, dsn: str) -> None:
     batch, ids = await batches.open(3)
     await batches.jobs.update(ids[:2], schedule_to_close=EXPIRED)

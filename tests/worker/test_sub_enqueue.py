@@ -6,9 +6,10 @@ from uuid import uuid5
 
 import pytest
 
-from taskqd import TaskQ, new_uuid
+from taskqd import BatchAbortedError, EnqueueItem, JobStatus, TaskQ, new_uuid, wait_for_batch
+from taskqd.batch import AbortBatchAfter
 from tests.apps import batches
-from tests.apps.batches import Cursor, Gathered, Order
+from tests.apps.batches import Cursor, Gathered, Order, Piece
 from tests.fleet import Fleet
 from tests.jobs import JobTable
 from tests.support import eventually
@@ -48,3 +49,57 @@ async def test_a_batch_is_made_once_however_often_its_maker_runs(
     assert {step.key for step in fleet.executions("piece")} == {str(n) for n in range(20)}
     (record,) = await jobs.conn.fetch(f"select id from \"{jobs.schema}\".jobs where actor = 'gather'")
     assert await tq.handle(record["id"], batches.gather).wait(timeout=30) == Gathered(total=20, succeeded=20)
+
+
+# -- what the ends of a batch's jobs bring about ----------------------------------------------------
+
+
+async def test_the_finalizer_runs_once_when_the_batch_has_ended(fleet: Fleet, tq: TaskQ, jobs: JobTable) -> None:
+    for _ in range(2):
+        fleet.worker(actors=APP)
+    order = Order(batch=new_uuid(), size=100)
+    await tq.enqueue(batches.spread, order)
+
+    async def all_ended() -> bool:
+        return (await jobs.counts()) == {"succeeded": 102}
+
+    await eventually(all_ended, 60)
+    assert len(fleet.executions("finished")) == 1
+    assert fleet.executions("finished")[0].at >= max(step.at for step in fleet.executions("piece")) - 0.05
+    (summary,) = await tq.list_batches()
+    assert (summary.status, summary.total, summary.succeeded) == ("complete", 100, 100)
+
+
+async def test_every_kind_of_end_is_counted_by_workers(fleet: Fleet, tq: TaskQ) -> None:
+    fleet.worker(actors=APP, concurrency=8)
+    pieces = [EnqueueItem(actor_ref=batches.weak, payload=Piece(number=n, fails=n % 3 == 0)) for n in range(300)]
+    batch = await tq.enqueue_batch(pieces, finalizer=EnqueueItem(actor_ref=batches.piece, payload=Piece(number=-1)))
+    assert batch.finalizer is not None
+    await batch.finalizer.wait(timeout=60)
+    (summary,) = await tq.list_batches()
+    assert (summary.status, summary.succeeded, summary.failed) == ("complete", 200, 100)
+    assert (await batch.status()).is_complete
+
+
+async def test_failures_in_a_row_abort_the_batch(fleet: Fleet, tq: TaskQ) -> None:
+    fleet.scheduler()
+    fleet.worker(actors=APP, concurrency=1)
+    last = EnqueueItem(actor_ref=batches.finish, payload=Order(batch=(name := new_uuid()), size=0))
+    pieces = [EnqueueItem(actor_ref=batches.weak, payload=Piece(number=n, fails=True)) for n in range(20)]
+    pieces.append(EnqueueItem(actor_ref=batches.weak, payload=Piece(number=-1), queue="nobody"))
+    batch = await tq.enqueue_batch(
+        pieces, batch_id=name, finalizer=last, failure_policy=AbortBatchAfter(consecutive_failures=5)
+    )
+    assert batch.finalizer is not None
+
+    async def ended() -> bool:
+        return (await batch.status()).pending == 0
+
+    await eventually(ended, 60)
+    status = await batch.status()
+    assert status.failed >= 5, "what was running or claimed may finish"
+    assert status.cancelled == 21 - status.failed
+    assert await batch.job_handles[-1].status() == JobStatus.CANCELLED
+    with pytest.raises(BatchAbortedError):
+        await wait_for_batch(tq, name)
+    await eventually(lambda: fleet.executions("finished"), 30, "the finalizer runs all the same")

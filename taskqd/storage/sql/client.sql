@@ -3,9 +3,9 @@
 -- name: enqueue
 -- Inserts jobs and answers the ids inserted. Inserts nothing for one whose idempotency key is taken, for another
 -- singleton, and, unless $26 says that the jobs were counted, for one of an actor that has a max_pending. Serves from
--- jobs_idempotency, jobs_singleton and actor_config_capped. Locks nothing that exists; waits only for an uncommitted
--- insert of the same key, and inserts in key order, so that batches that share keys cannot deadlock. One stamp for all:
--- the ids keep the caller's order.
+-- jobs_idempotency, jobs_singleton and the keys of actor_config and queues. Locks nothing that exists; waits only for an
+-- uncommitted insert of the same key, and inserts in key order, so that batches that share keys cannot deadlock. One
+-- stamp for all: the ids keep the caller's order.
 insert into {schema}.jobs (
     id, actor, queue, route, lane, payload, priority, scheduled_at, status, idempotency_scope, idempotency_key,
     unique_while_active, tags, metadata, start_to_close, schedule_to_close, heartbeat_timeout, max_attempts, retry_kind,

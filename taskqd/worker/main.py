@@ -166,6 +166,8 @@ class Worker:
             settings, self._registry, self.id, self._group, enlist=self._enlist, on_retry=self._database_away
         )
         self._engine.set_quiet(self._quiet)
+        if self._link is not None:
+            self._link.send_ready()  # before threads are started that the rest would compete with
         self._engine.start()
         if self._until_idle:
             self._idle_watch = self._engine.watch_idle(self._max_runtime, self._on_idle)
@@ -237,8 +239,6 @@ class Worker:
     def _announce(self) -> None:
         settings = self._settings
         self._phase = "running"
-        if self._link is not None:
-            self._link.send_ready()
         if self._engine is not None:
             announce(self._registry, self._engine.transactions)
         budget = compute_connection_budget(

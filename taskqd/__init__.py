@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from taskqd.actors.di.dependency import Scope as Scope
     from taskqd.actors.di.providers import ProviderRegistry as ProviderRegistry
     from taskqd.actors.registry import Registry as Registry
+    from taskqd.actors.reporter import ErrorReporter as ErrorReporter
     from taskqd.actors.schedules import cron as cron
     from taskqd.actors.schedules import every as every
     from taskqd.client.batch import EnqueueItem as EnqueueItem
@@ -78,6 +79,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
     "taskqd.actors.di.dependency": ("Scope",),
     "taskqd.actors.di.providers": ("ProviderRegistry",),
     "taskqd.actors.registry": ("Registry",),
+    "taskqd.actors.reporter": ("ErrorReporter",),
     "taskqd.actors.schedules": ("cron", "every"),
     "taskqd.client.batch": ("EnqueueItem", "wait_for_batch"),
     "taskqd.client.control": ("CancelResult",),

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from taskqd.actors.actor import ActorRef
+from taskqd.actors.di.dependency import Scope
 from taskqd.actors.di.providers import ProviderRegistry
-from taskqd.domain.errors import RegistryError
+from taskqd.actors.reporter import ErrorReporter
+from taskqd.domain.errors import RegistryError, ScopeViolation
 from taskqd.domain.names import nearest
 from taskqd.settings.model import Settings
 
@@ -35,6 +37,8 @@ class Registry(dict[str, ActorRef[Any, Any]]):
 
     def validate(self) -> list[str]:
         """Check that everything actors depend on can be provided; see :meth:`ProviderRegistry.validate`."""
+        if ErrorReporter in self.providers and self.providers[ErrorReporter].scope not in (Scope.PROCESS, Scope.LOOP):
+            raise ScopeViolation("an ErrorReporter lives as long as its worker: register it with PROCESS or LOOP scope")
         return self.providers.validate(self.values(), values=PROVIDED)
 
     @property

@@ -33,10 +33,11 @@ _CODES = {"never fits": ExitCode.REFUSED, "crowded": ExitCode.TRY_AGAIN}
     metavar="N",
     help="Compare with a server of this max_connections; needs --offline.",
 )
-@click.option("--time", "with_time", is_flag=True, help="Print the worst case of a stop instead; imports the actors.")
+@click.option("--time", "with_time", is_flag=True, help="Print the worst case of a stop instead.")
 def command(file: str, as_json: bool, fleet: int, offline: bool, max_connections: int | None, with_time: bool) -> int:
     """Print the connections that a workgroup may hold at once, and whether the server grants them.
 
+    Imports the actors, to see whether they work in transactions of their own, which takes a connection for each slot.
     Asks the server when it is reachable, and counts what others hold and what other groups of the schema have declared.
     With --time it prints how long a stop may take, process by process, and the actors that it interrupts, and asks no
     server. Exits 78 when the workgroup can never fit, 75 when only others keep it from fitting, else 0.

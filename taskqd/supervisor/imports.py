@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from taskqd.actors.registry import load_registry
-from taskqd.domain.errors import RegistryError
+from taskqd.domain.errors import DIError, RegistryError
 from taskqd.health.child import arm
 from taskqd.health.fork_safety import hazards, one_thread_each, open_sockets
 from taskqd.supervisor.exits import signal_name
@@ -42,6 +42,8 @@ class Imported:
     actors: dict[str, ActorFacts]
     hazards: tuple[str, ...]
     """What makes a fork of a process that has imported it unsafe, in words."""
+    transactional: bool = False
+    """Whether its workers hold a connection for each slot: some actor works in a transaction."""
 
 
 Imports = dict[Key, Imported]
@@ -50,7 +52,7 @@ Imports = dict[Key, Imported]
 def import_all(workgroup: Workgroup, step: Callable[[str], None]) -> Imports:
     """Import the actors of every worker, once for each environment; call ``step(actors)`` before each.
 
-    Raises ``RegistryError``; an error inside a module is shown with its traceback, once.
+    Raises ``RegistryError``, or ``DIError``; an error inside a module is shown with its traceback, once.
     """
     if workgroup.app_dir is not None and workgroup.app_dir not in sys.path:
         sys.path.insert(0, workgroup.app_dir)
@@ -81,7 +83,8 @@ def _import_here(reference: str, inherited: Mapping[int, int], known: Sequence[s
                 traceback.print_exception(error.__cause__)
             raise
     actors = {name: ActorFacts.of(ref) for name, ref in sorted(registry.items())}
-    return Imported(actors, tuple(hazard for hazard in hazards(inherited) if hazard not in known))
+    new = tuple(hazard for hazard in hazards(inherited) if hazard not in known)
+    return Imported(actors, new, registry.is_transactional)
 
 
 def _import_elsewhere(worker: WorkerEntry, app_dir: str | None) -> Imported:
@@ -110,7 +113,8 @@ def _import_elsewhere(worker: WorkerEntry, app_dir: str | None) -> Imported:
     found = json.loads(text)
     if "error" in found:
         raise RegistryError(f"{found['error']} (in the environment of {worker.name})")
-    return Imported({name: ActorFacts(**facts) for name, facts in found["actors"].items()}, tuple(found["hazards"]))
+    actors = {name: ActorFacts(**facts) for name, facts in found["actors"].items()}
+    return Imported(actors, tuple(found["hazards"]), found["transactional"])
 
 
 def _read_all(pipe: int, deadline: float) -> bytes:
@@ -127,7 +131,7 @@ def _read_all(pipe: int, deadline: float) -> bytes:
 def _answer(reference: str) -> dict[str, Any]:
     try:
         return asdict(_import_here(reference, open_sockets()))
-    except RegistryError as error:
+    except (RegistryError, DIError) as error:
         return {"error": str(error)}
 
 

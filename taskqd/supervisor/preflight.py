@@ -89,7 +89,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 def _answer(options: argparse.Namespace, link: _Link) -> dict[str, object]:
     from dataclasses import replace
 
-    from taskqd.domain.errors import RegistryError
+    from taskqd.domain.errors import ConfigError, RegistryError
     from taskqd.supervisor.imports import IMPORT_TIMEOUT, import_all
     from taskqd.supervisor.resolve import resolve
 
@@ -97,11 +97,15 @@ def _answer(options: argparse.Namespace, link: _Link) -> dict[str, object]:
     for warning in found.warnings:
         link.warn(warning)
     imported: Imports = {}
-    if options.purpose in ("run", "check") or options.time:
+    try:
         imported = import_all(
             found.workgroup,
             lambda actors: link.step(f"importing {actors}", IMPORT_TIMEOUT + _SHORTLY, silence=RegistryError.exit_code),
         )
+    except ConfigError as error:
+        if options.purpose != "budget" or options.time:
+            raise
+        link.warn(f"connections of transactional actors are not counted: {error}")
     unfit = _judge_forks(found, imported) if options.purpose in ("run", "check") else {}
     report = _report(found, imported, options.show) if options.purpose == "check" or options.time else {}
     if options.purpose == "check":
@@ -110,11 +114,11 @@ def _answer(options: argparse.Namespace, link: _Link) -> dict[str, object]:
         workers = found.workgroup.workers
         report["forked"] = [w.name for w in workers if w.preload != "off" and w.name not in unfit]
 
-    budget = _budget(found, options, link)
+    budget = _budget(found, imported, options, link)
     return {"plan": replace(found.plan, budget=budget, report=report).to_json()}
 
 
-def _budget(found: Resolution, options: argparse.Namespace, link: _Link) -> dict[str, object]:
+def _budget(found: Resolution, imported: Imports, options: argparse.Namespace, link: _Link) -> dict[str, object]:
     """Return the connection budget, compared with the server where that is asked. Raises when it refuses a run."""
     from dataclasses import replace
 
@@ -127,9 +131,11 @@ def _budget(found: Resolution, options: argparse.Namespace, link: _Link) -> dict
     from taskqd.supervisor.room import Fit, Limits, judge_fleet
 
     settings, group, enforce = found.settings, found.plan.group, found.workgroup.budget.enforce
-    fleet = replace(found.fleet, supervisors=options.fleet)
     logins = own_logins(settings, _worker_settings(found))
     elsewhere = [name for own in logins for name in own.workers]
+    transactional = {worker.name for worker in found.workgroup.workers if _is_transactional(imported, worker)}
+    crews = [replace(crew, per_slot=crew.name in transactional) for crew in found.fleet.crews]
+    fleet = replace(found.fleet, supervisors=options.fleet).with_crews(*crews)
     if options.purpose == "run" or (options.purpose == "budget" and not options.offline):
         runs = options.purpose == "run"
         boots = runs and not options.held
@@ -165,6 +171,10 @@ def _budget(found: Resolution, options: argparse.Namespace, link: _Link) -> dict
         **describe_fleet(fleet, limits, verdict),
         **describe_pooler(fleet, seen.pooler),
     }
+
+
+def _is_transactional(imported: Imports, worker: WorkerEntry) -> bool:
+    return worker.zygote in imported and imported[worker.zygote].transactional
 
 
 def _judge_forks(found: Resolution, imported: Imports) -> dict[str, str]:
@@ -260,6 +270,7 @@ if TYPE_CHECKING:
     from taskqd.settings import Settings
     from taskqd.supervisor.imports import Imports
     from taskqd.supervisor.resolve import Resolution
+    from taskqd.supervisor.worker_entry import WorkerEntry
 
 
 if __name__ == "__main__":

@@ -94,6 +94,8 @@ class Completer:
         """Take note of a success that its own transaction has written."""
         self._leases.discard(outcome.attempt)
         self.succeeded += 1
+        if outcome.attempt.lane:
+            self._on_freed(outcome.attempt)
         if outcome.attempt.ref.has_hooks:
             self._on_ended(outcome, "succeeded")
 
@@ -197,7 +199,7 @@ class Completer:
             self._leases.discard(outcome.attempt)
             if outcome.attempt.lane:
                 self._on_freed(outcome.attempt)
-            if outcome.attempt.ref.has_hooks:
+            if outcome.attempt.ref.has_hooks or status == "failed":
                 self._on_ended(outcome, status)
         return left
 

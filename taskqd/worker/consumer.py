@@ -54,8 +54,10 @@ class Consumers:
         message_max_chars: int,
         max_backoff: float,
         injection: Injection | None = None,
+        keeps_errors: bool = False,
     ) -> None:
         self._injection = injection
+        self._keeps_errors = keeps_errors
         self._injected = frozenset[str]() if injection is None else injection.actors
         self._slots = slots
         self._completer = completer
@@ -261,7 +263,7 @@ class Consumers:
         _log.warning("cancellation-ignored", job_id=str(attempt.job_id), actor=attempt.ref.name, start_to_close=limit)
         attempt.given_up = True
         attempt.cancellation.request(CancelOrigin.TIMEOUT)
-        self._completer.submit(_timed_out(attempt, limit))
+        self._completer.submit(self._timed_out(attempt, limit))
 
     def _limit(self, attempt: Attempt) -> float | None:
         """Seconds the attempt may run: the job's own, else its actor's, else the worker's default."""
@@ -277,7 +279,7 @@ class Consumers:
         if not done and not attempt.given_up:
             assert limit is not None  # noqa: S101
             attempt.cancellation.request(CancelOrigin.TIMEOUT)
-            self._completer.submit(_timed_out(attempt, limit))
+            self._completer.submit(self._timed_out(attempt, limit))
             attempt.given_up = True
         if not done:
             await asyncio.wait([thread])
@@ -295,7 +297,7 @@ class Consumers:
     def _explain(self, attempt: Attempt, error: BaseException) -> Outcome | None:
         """Return the outcome of an attempt whose actor raised ``error``."""
         if isinstance(error, Overran):
-            return _timed_out(attempt, error.limit)
+            return self._timed_out(attempt, error.limit)
         if isinstance(error, Snooze):
             return Snoozed(attempt, _ran(attempt), error.delay)
         if isinstance(error, RetryAfter):
@@ -309,7 +311,7 @@ class Consumers:
                 None,
                 delay=error.delay,
                 exhausted_class="MaxAttemptsExceeded",
-                error=_kept(attempt, error),
+                error=self._kept(attempt, error),
             )
         if isinstance(error, asyncio.CancelledError):
             if attempt.cancellation.origin is CancelOrigin.SHUTDOWN:
@@ -325,8 +327,16 @@ class Consumers:
             storable(_traceback(error), MAX_TRACEBACK),
             override.kind,
             None if override.delay is None else min(override.delay.total_seconds(), self._max_backoff),
-            error=_kept(attempt, error),
+            error=self._kept(attempt, error),
         )
+
+    def _kept(self, attempt: Attempt, error: BaseException) -> BaseException | None:
+        """The error, when somebody is to be told of it: it holds the frames that it came through."""
+        return error if self._keeps_errors or attempt.ref.hooks.on_retry_exhausted is not None else None
+
+    def _timed_out(self, attempt: Attempt, limit: float) -> Failed:
+        error = self._kept(attempt, TimeoutError("start_to_close"))
+        return Failed(attempt, limit, "TimeoutError", "start_to_close", None, error=error)
 
     def _classify(self, attempt: Attempt, error: BaseException) -> RetryOverride:
         """Return what the actor says of retrying after this error; what it leaves open is the policy's."""
@@ -424,16 +434,6 @@ def storable(text: str, limit: int) -> str:
 def _ran(attempt: Attempt) -> float:
     assert attempt.started_at is not None  # noqa: S101
     return time.monotonic() - attempt.started_at
-
-
-def _kept(attempt: Attempt, error: BaseException) -> BaseException | None:
-    """The error, when a hook wants it: it holds the frames that it came through."""
-    return error if attempt.ref.hooks.on_retry_exhausted is not None else None
-
-
-def _timed_out(attempt: Attempt, limit: float) -> Failed:
-    error = _kept(attempt, TimeoutError("start_to_close"))
-    return Failed(attempt, limit, "TimeoutError", "start_to_close", None, error=error)
 
 
 def _traceback(error: BaseException) -> str:

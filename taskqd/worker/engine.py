@@ -12,8 +12,10 @@ import asyncpg
 
 from taskqd.actors.di.container import Container
 from taskqd.actors.registry import Registry
+from taskqd.actors.reporter import ErrorReporter
 from taskqd.client.enqueue import Enqueuer
 from taskqd.client.jobs import Jobs
+from taskqd.client.reads import JobReader
 from taskqd.client.wake import WakeSender
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.domain.leases import lease_threshold
@@ -39,10 +41,11 @@ from taskqd.worker.heartbeat import Heartbeat
 from taskqd.worker.hooks import HookRunner
 from taskqd.worker.idle import IdleWatch
 from taskqd.worker.injection import AutonomousWake, Injection
-from taskqd.worker.outcome import ISOLATED, SHUTDOWN, UNSTARTED, Released
+from taskqd.worker.outcome import ISOLATED, SHUTDOWN, UNSTARTED, Outcome, Released
 from taskqd.worker.pools import open_pools
 from taskqd.worker.producer import Producer
 from taskqd.worker.progress import ProgressWriter
+from taskqd.worker.reporter import ErrorReports
 from taskqd.worker.shutdown import TAIL, ShutdownPlan
 from taskqd.worker.slot_pool import open_slot_pool
 from taskqd.worker.slots import Slots
@@ -108,7 +111,7 @@ class Engine:
             command_timeout=settings.dispatcher_command_timeout,
             on_repended=self._woken,
             before=self._progress.store_last,
-            on_ended=self._hooks.ended,
+            on_ended=self._ended,
             on_freed=self._freed,
         )
         self.producer = Producer(
@@ -156,6 +159,7 @@ class Engine:
             message_max_chars=settings.exception_message_max_chars,
             max_backoff=settings.max_retry_backoff,
             injection=Injection.of(registry, self.container, self.transactions),
+            keeps_errors=ErrorReporter in registry.providers,
         )
         self.consumers.deferred = DeferredPayloads(
             dispatch_pool, schema, registry, worker_id=worker_id, timeout=settings.dispatcher_command_timeout
@@ -221,6 +225,8 @@ class Engine:
             on_failure=loop_failed,
             turn=Turn.from_environ(),
         )
+        self.reports: ErrorReports | None = None
+        """What tells of failures, where the application registers somebody to be told."""
         self.group_row = GroupRow(dispatch_pool, schema, group, loop_failed)
         """That of the group that this worker is part of, if any."""
 
@@ -247,15 +253,25 @@ class Engine:
                 slot_pool = await open_slot_pool(settings, group, on_retry=on_retry)
                 pools.append(slot_pool)
             engine = cls(settings, registry, worker_id, group, dispatch, worker, credential, slot_pool)
-            await engine.container.open(registry.values())
+            await engine.open_dependencies()
         except BaseException:
             for pool in pools:
                 pool.terminate()
             raise
         return engine
 
+    async def open_dependencies(self) -> None:
+        """Make what actors depend on, and what is told of failures. Raises ``ProviderFailed``."""
+        reporting = [ErrorReporter] if ErrorReporter in self._registry.providers else []
+        await self.container.open(self._registry.values(), *reporting)
+        if reporting:
+            reader = JobReader(self._dispatch_pool, self._settings.schema_name)
+            self.reports = ErrorReports(self.container.find(ErrorReporter), reader, on_failure=loop_failed)
+
     def start(self) -> None:
         """Start every part, the producer last."""
+        if self.reports is not None:
+            self.reports.loop.start()
         self.heartbeat.start()
         self._wake.start()
         self._progress.loop.start()
@@ -305,6 +321,11 @@ class Engine:
         )
 
     # -- events of the parts ------------------------------------------------------------------------
+
+    def _ended(self, outcome: Outcome, status: str) -> None:
+        self._hooks.ended(outcome, status)
+        if self.reports is not None:
+            self.reports.ended(outcome, status)
 
     def _room_made(self) -> None:
         self.producer.room_made()
@@ -377,7 +398,10 @@ class Engine:
                 self._release_running()
         await asyncio.wait([recorded, claims], timeout=max(1.0, plan.force_at - time.monotonic()))
         await self.completer.flush(max(0.5, min(TAIL, plan.deadline - time.monotonic() - 1.0)))
-        await self._hooks.finish(HOOK_TAIL)
+        ends: list[Awaitable[None]] = [self._hooks.finish(HOOK_TAIL)]
+        if self.reports is not None:
+            ends.append(self.reports.finish(HOOK_TAIL))
+        await asyncio.gather(*ends)
 
     async def _end_claims(self) -> None:
         await self.producer.loop.stop(self._settings.dispatcher_command_timeout)

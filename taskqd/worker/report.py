@@ -27,6 +27,8 @@ def ready(engine: Engine | None, phase: str, heartbeat_interval: float) -> Repor
         reasons.append("the database does not answer; running jobs were stopped")
     elif engine.heartbeat.age > STALE_BEATS * heartbeat_interval:
         reasons.append(f"the last good heartbeat is {engine.heartbeat.age:.0f} s old")
+    if engine.transactions is not None and engine.transactions.trouble:
+        reasons.append(f"a job got no connection of its slot: {engine.transactions.trouble}")
     return Report(
         not reasons,
         {
@@ -83,8 +85,16 @@ def metrics(engine: Engine | None) -> str:
         "taskq_worker_outcomes_disowned_total": engine.completer.disowned,
         "taskq_log_lines_dropped_total": dropped(),
     }
+    if engine.transactions is not None:
+        values["taskq_worker_slot_pool_acquire_failures_total"] = engine.transactions.acquire_failures
+        values["taskq_worker_slot_pool_connections_in_use"] = engine.transactions.pool.in_use
     lines = []
     for name, value in values.items():
         lines.append(f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}")
         lines.append(f"{name} {value}")
+    if engine.reports is not None:
+        lines.append("# TYPE taskq_error_reporter_failures_total counter")
+        lines.append(
+            f'taskq_error_reporter_failures_total{{reporter_type="{engine.reports.kind}"}} {engine.reports.failures}'
+        )
     return "\n".join(lines) + "\n"

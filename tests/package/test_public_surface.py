@@ -32,6 +32,7 @@ SURFACE = [
     "DuplicateIdempotencyKeyError",
     "EmptyBatchError",
     "EnqueueItem",
+    "ErrorReporter",
     "IdempotencyKeyActorMismatchError",
     "IdempotencyKeyTakenError",
     "IllegalStateTransition",

@@ -6,7 +6,9 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from taskqd.actors.di.dependency import Dependency, Scope, type_name
@@ -247,12 +249,34 @@ async def _make(provider: Provider, arguments: dict[str, Any], order: list[_Made
 
 async def _call(provider: Provider, arguments: dict[str, Any], order: list[_Made], in_thread: bool) -> Any:
     assert provider.make is not None  # noqa: S101
-    made = await asyncio.to_thread(provider.make, **arguments) if in_thread else provider.make(**arguments)
+    made = await _in_thread(partial(provider.make, **arguments)) if in_thread else provider.make(**arguments)
     if provider.is_generator:
-        value = await asyncio.to_thread(made.__enter__) if in_thread else made.__enter__()
+        value = await _in_thread(made.__enter__) if in_thread else made.__enter__()
         order.append(_Made(provider, _leave_plain(made)))
         return value
     return await _enter(provider, made, order)
+
+
+async def _in_thread(call: Callable[[], Any]) -> Any:
+    """Call in a thread that nobody waits for at the end of the process: it may hang."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def tell(result: Any, error: BaseException | None) -> None:
+        if not future.done():
+            future.set_result(result) if error is None else future.set_exception(error)
+
+    def run() -> None:
+        result, problem = None, None
+        try:
+            result = call()
+        except BaseException as error:
+            problem = error
+        with suppress(RuntimeError):  # the loop is closed: it came too late
+            loop.call_soon_threadsafe(tell, result, problem)
+
+    threading.Thread(target=run, name="taskqd-provider", daemon=True).start()
+    return await future
 
 
 async def _bounded(provider: Provider, work: Any) -> Any:

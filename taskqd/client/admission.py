@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +40,11 @@ class Refusal:
     def error(self) -> MaxPendingExceededError:
         """Return what to raise for one job."""
         return MaxPendingExceededError(self.actor, self.current_count, self.max_pending)
+
+
+def collision(record: Mapping[str, Any]) -> SingletonCollisionError:
+    """Return what to raise for the singleton of a record of the statement ``singletons``."""
+    return SingletonCollisionError(record["actor"], record["id"], max(SOON, record["due_in"]))
 
 
 def refusal_error(refused: Sequence[Refusal], batch: Any = None) -> BatchMaxPendingExceededError:
@@ -148,7 +153,7 @@ class Gatekeeper:
         """Raise ``SingletonCollisionError`` when a job stands against one of ``rows``."""
         records = await source.fetch(self._sql.singletons, list({row.actor for row in rows}))
         for record in records:
-            raise SingletonCollisionError(record["actor"], record["id"], max(SOON, record["due_in"]))
+            raise collision(record)
 
     def is_unique(self, item: EnqueueItem, row: Row) -> bool:
         """Whether a stored job may be enough for it. Logs, once an actor, that one without an identity has none."""

@@ -8,6 +8,8 @@ from uuid import UUID
 
 import asyncpg
 
+from taskqd.client.admission import collision
+from taskqd.client.enqueue import transaction_on
 from taskqd.client.unmigrated import explain_unmigrated
 from taskqd.domain.errors import IdempotencyKeyTakenError, IllegalStateTransition, JobNotFoundError
 from taskqd.domain.status import TERMINAL, JobStatus
@@ -50,10 +52,14 @@ class JobControl:
 
     async def retry(self, job_id: UUID, connection: Any | None) -> None:
         """See ``TaskQ.retry``."""
+        source = connection or self._pool
         try:
             with explain_unmigrated(self._schema):
-                record = await (connection or self._pool).fetchrow(self._sql.retry, job_id)
+                async with transaction_on(source) as own:
+                    record = await own.fetchrow(self._sql.retry, job_id)
         except asyncpg.UniqueViolationError:
+            for other in await source.fetch(self._sql.singletons_beside, job_id):
+                raise collision(other) from None
             raise IdempotencyKeyTakenError(job_id) from None
         if record is None:
             raise JobNotFoundError(job_id)

@@ -44,7 +44,8 @@ class EnqueueItem:
     ``unique_while``
         ``"stored"`` (default) holds the key until retention deletes the job, ``"active"`` until it ends.
     ``identity_key``
-        What the job is about, such as a customer: ``unique_for`` of the actor holds for each of them alone.
+        What the job is about, such as a customer. Of an actor's jobs with the same one only one runs at a time, and its
+        ``unique_for`` holds for each of them alone.
     ``fairness_key``
         Whose the job is, where a queue takes turns between keys.
     ``batch_id``

@@ -202,7 +202,8 @@ class TaskQ(Jobs):
         It has at least one attempt more; its result, its error and a deadline that has passed are cleared, and how it
         had ended is kept among its attempts. With ``connection`` (asyncpg) it is part of whatever transaction is open
         there. Raises ``JobNotFoundError``, ``IllegalStateTransition`` for a job that has not ended, and
-        ``IdempotencyKeyTakenError`` when its key, freed by its end, is another job's now.
+        ``IdempotencyKeyTakenError`` when its key, freed by its end, is another job's now, ``SingletonCollisionError``
+        when another job of its singleton actor has not ended.
         """
         await self._reader.control.retry(job_id, connection)
 

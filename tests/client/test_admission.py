@@ -171,6 +171,21 @@ async def test_a_collision_takes_its_batch_back_and_leaves_the_callers_transacti
     assert await count() == 2
 
 
+async def test_an_ended_singleton_does_not_come_back_beside_another(
+    tq: TaskQ, finish: Finish, caller: asyncpg.Connection
+) -> None:
+    first = await tq.enqueue(alone, Number())
+    await finish(first.job_id, "failed")
+    second = await tq.enqueue(alone, Number())
+    async with caller.transaction():
+        for connection in (None, caller):
+            with pytest.raises(SingletonCollisionError) as caught:
+                await tq.retry(first.job_id, connection=connection)
+            assert caught.value.blocking_job_id == second.job_id
+    await finish(second.job_id, "failed")
+    await tq.retry(first.job_id)
+
+
 async def test_the_holder_of_a_key_is_answered_before_a_singleton_collides(tq: TaskQ) -> None:
     first = await tq.enqueue(alone, Number(), idempotency_key="k")
     again = await tq.enqueue(alone, Number(), idempotency_key="k")

@@ -106,7 +106,16 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_the_batch_module() -> None:
     batch = importlib.import_module("taskqd.batch")
-    assert batch.__all__ == ["MAX_BATCH", "BatchHandle", "BatchStatus", "EnqueueItem", "wait_for_batch"]
+    assert batch.__all__ == [
+        "MAX_BATCH",
+        "AbortBatchAfter",
+        "BatchFilter",
+        "BatchHandle",
+        "BatchStatus",
+        "BatchSummary",
+        "EnqueueItem",
+        "wait_for_batch",
+    ]
     assert batch.EnqueueItem is taskqd.EnqueueItem
     assert batch.wait_for_batch is taskqd.wait_for_batch
 

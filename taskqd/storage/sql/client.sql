@@ -55,6 +55,12 @@ select j.actor, j.id, extract(epoch from j.scheduled_at - clock_timestamp())::fl
 from {schema}.jobs j
 where j.singleton and j.status in ('scheduled', 'pending', 'running') and j.actor = any($1::text[])
 
+-- name: singletons_beside
+-- The job that keeps one singleton from coming back. Primary key, then jobs_singleton.
+select j.actor, j.id, extract(epoch from j.scheduled_at - clock_timestamp())::float8 as due_in
+from {schema}.jobs one join {schema}.jobs j on j.actor = one.actor
+where one.id = $1::uuid and one.singleton and j.singleton and j.status in ('scheduled', 'pending', 'running')
+
 -- name: count_capped
 -- Counts the queued jobs of the actors that have a max_pending, and lets nobody else count them meanwhile.
 select name, queued, cap from {schema}.count_capped($1::text[], $2::int[], $3::int)

@@ -15,7 +15,14 @@ from taskqd.actors.context import JobContext
 from taskqd.actors.di.dependency import Dependency
 from taskqd.actors.faithful import find_loss, holds_nul
 from taskqd.actors.hooks import DEFAULT_TIMEOUT, Hook, Hooks
-from taskqd.actors.options import limit_problem, limits_problem, priority_problem, queue_problem
+from taskqd.actors.options import (
+    Isolation,
+    isolation_problem,
+    limit_problem,
+    limits_problem,
+    priority_problem,
+    queue_problem,
+)
 from taskqd.actors.signature import MAX_NAME, is_actor_name, read_signature, result_adapter
 from taskqd.domain.errors import (
     ActorDefinitionError,
@@ -52,7 +59,9 @@ class ActorRef(Generic[P, R]):
         "has_hooks",
         "hooks",
         "is_sync",
+        "isolated",
         "max_concurrent",
+        "memory_limit",
         "name",
         "non_retryable_exceptions",
         "payload_type",
@@ -86,6 +95,8 @@ class ActorRef(Generic[P, R]):
         reservations: tuple[ConcurrencyReservation, ...],
         hooks: Hooks,
         admission: Admission,
+        isolation: Isolation = "none",
+        memory_limit: int | None = None,
     ) -> None:
         self.fn = fn
         self.name = name
@@ -107,6 +118,8 @@ class ActorRef(Generic[P, R]):
         self.schedules: list[DeclaredSchedule] = []
         """When it runs by itself; see ``cron`` and ``every``."""
         self.admission = admission
+        self.isolated = isolation == "process"
+        self.memory_limit = memory_limit
 
     def __repr__(self) -> str:
         return f"ActorRef({self.name!r}, queue={self.queue!r})"
@@ -252,6 +265,8 @@ def actor(
     retry: RetryPolicy | None = None,
     priority: int = 0,
     start_to_close: timedelta | None = None,
+    isolation: Isolation = "none",
+    memory_limit: int | None = None,
     non_retryable_exceptions: tuple[type[BaseException], ...] = (),
     retry_classifier: RetryClassifier | None = None,
     max_concurrent: int | None = None,
@@ -278,6 +293,8 @@ def actor(
     retry: RetryPolicy | None = None,
     priority: int = 0,
     start_to_close: timedelta | None = None,
+    isolation: Isolation = "none",
+    memory_limit: int | None = None,
     non_retryable_exceptions: tuple[type[BaseException], ...] = (),
     retry_classifier: RetryClassifier | None = None,
     max_concurrent: int | None = None,
@@ -313,6 +330,12 @@ def actor(
         -32768 to 32767, higher first; default 0. Stamped on each job at enqueue.
     ``start_to_close``
         Longest run of one attempt; None (default) falls through to ``TASKQ_DEFAULT_START_TO_CLOSE``.
+    ``isolation``
+        ``"process"`` runs each attempt in a process of its own, which is killed when it must end, with everything that
+        it has started; ``"none"`` (default) runs it in the worker.
+    ``memory_limit``
+        Bytes of memory of its own that an isolated attempt may hold, its programs included; one that holds more is
+        killed and has failed with ``MemoryLimitExceeded``. From 16 MiB on; None (default) is no limit.
     ``non_retryable_exceptions``
         Exception classes, subclasses included, that fail the job at once.
     ``retry_classifier``
@@ -354,6 +377,8 @@ def actor(
             retry=RetryPolicy() if retry is None else retry,
             priority=priority,
             start_to_close=start_to_close,
+            isolation=isolation,
+            memory_limit=memory_limit,
             non_retryable_exceptions=non_retryable_exceptions,
             retry_classifier=retry_classifier,
             max_concurrent=max_concurrent,
@@ -410,6 +435,8 @@ def _problem(
     retry: Any,
     priority: Any,
     start_to_close: Any,
+    isolation: Any,
+    memory_limit: Any,
     non_retryable_exceptions: Any,
     retry_classifier: Any,
     max_concurrent: Any,
@@ -419,6 +446,8 @@ def _problem(
 ) -> str:
     """Say what is wrong with the options, ``""`` when nothing is."""
     if problem := queue_problem(queue) or priority_problem(priority) or limit_problem("start_to_close", start_to_close):
+        return problem
+    if problem := isolation_problem(isolation, memory_limit):
         return problem
     if not isinstance(retry, RetryPolicy):
         return f"retry = {retry!r} must be a RetryPolicy"

@@ -39,6 +39,12 @@ class Registry(dict[str, ActorRef[Any, Any]]):
         """Check that everything actors depend on can be provided; see :meth:`ProviderRegistry.validate`."""
         if ErrorReporter in self.providers and self.providers[ErrorReporter].scope not in (Scope.PROCESS, Scope.LOOP):
             raise ScopeViolation("an ErrorReporter lives as long as its worker: register it with PROCESS or LOOP scope")
+        for ref in self.values():
+            if ref.isolated and self.providers.wants_slot_connection(ref):
+                raise RegistryError(
+                    f"actor {ref.name!r} has isolation='process' and asks for the connection of its transaction, which "
+                    "stays in the worker; open one of its own, or run it in the worker"
+                )
         return self.providers.validate(self.values(), values=PROVIDED)
 
     @property
@@ -47,9 +53,9 @@ class Registry(dict[str, ActorRef[Any, Any]]):
         return any(self.runs_in_transaction(ref) for ref in self.values())
 
     def runs_in_transaction(self, ref: ActorRef[Any, Any]) -> bool:
-        """Whether an actor does: it is async, and has a hand in the transaction by its connection or its ``ctx``."""
+        """Whether an actor does: async, not isolated, with a hand in the transaction by its connection or ``ctx``."""
         providers = self.providers
-        if ref.is_sync or not providers.is_transactional:
+        if ref.is_sync or ref.isolated or not providers.is_transactional:
             return False
         return ref.wants_ctx or providers.wants_slot_connection(ref)
 

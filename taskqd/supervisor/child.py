@@ -280,6 +280,12 @@ class Child:
         found = self.beat.get("worker_id")
         return found if isinstance(found, str) else None
 
+    @property
+    def zygote(self) -> int | None:
+        """What its isolated jobs are forked from, where there are any; it ends after the worker and all of them."""
+        found = self.beat.get("zygote")
+        return found if isinstance(found, int) else None
+
     def database_age(self) -> float | None:
         """Return the seconds since the database last answered it, or None when it did not say."""
         age = self.beat.get("db_ok_age_ms")

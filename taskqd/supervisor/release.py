@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
@@ -22,6 +23,8 @@ _LOOK_INTERVAL = 0.1
 _PATIENCE = 30.0
 """Seconds that a predecessor's process may take to be seen gone; then it is left to the leases."""
 _BATCH = 500
+_LINGER_TIME, _LINGER_INTERVAL = 5.0, 0.005
+"""Seconds that a dead worker's zygote may take to end everything, and between two looks for it."""
 
 Helper = Callable[[Sequence[str]], Awaitable[int]]
 
@@ -42,6 +45,7 @@ class Releaser:
         self._held_since = time.monotonic()
         self._unproven: list[Entry] = []
         self._gone: dict[str, float] = {}
+        self._zygotes: dict[str, int] = {}
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -82,7 +86,21 @@ class Releaser:
             self._record.forget([worker_id])
             return
         self._gone[worker_id] = time.monotonic()
+        if child.zygote is not None:
+            self._zygotes[worker_id] = child.zygote
         self._wake.set()
+
+    def _lingers(self, worker_id: str) -> bool:
+        """True while what runs of its isolated jobs may not have ended yet."""
+        zygote = self._zygotes.get(worker_id)
+        if zygote is None:
+            return False
+        if time.monotonic() - self._gone[worker_id] < _LINGER_TIME:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(zygote, 0)
+                return True
+        del self._zygotes[worker_id]
+        return False
 
     async def _run(self) -> None:
         pause = FIRST_PAUSE
@@ -90,11 +108,14 @@ class Releaser:
             self._wake.clear()
             self._look_for_gone()
             wait = _LOOK_INTERVAL if self._unproven else None
-            if self._gone:
-                if await self._settle(sorted(self._gone)[:_BATCH]):
+            ready = [worker for worker in sorted(self._gone) if not self._lingers(worker)]
+            if ready:
+                if await self._settle(ready[:_BATCH]):
                     pause = FIRST_PAUSE
                     continue
                 wait, pause = pause, min(pause * 2, LONGEST_PAUSE)
+            elif self._gone:
+                wait = _LINGER_INTERVAL
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._wake.wait()

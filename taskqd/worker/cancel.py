@@ -27,6 +27,7 @@ class CancelLadder:
     At once its cancel event is set, with the origin OPERATOR: a handler that returns has succeeded, one that raises
     is cancelled. After ``grace`` seconds the row says so and its task is cancelled. After ``cleanup_grace`` more the
     job is abandoned; the slot stays taken until the handler ends. A plain function cannot be cancelled, only asked.
+    The process of an isolated attempt is killed instead, and nothing is abandoned.
     """
 
     def __init__(
@@ -77,6 +78,8 @@ class CancelLadder:
             pass
         await self._record_force(attempt)
         self._consumers.cancel(attempt)
+        if attempt.ref.isolated:
+            return  # its process is killed by then, and the attempt ends
         await asyncio.sleep(self._cleanup_grace)
         if self._consumers.is_running(attempt) and not attempt.given_up and not attempt.disowned:
             _log.warning("cancel-ignored", job_id=str(attempt.job_id), actor=attempt.ref.name)

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from asyncpg import Connection
@@ -28,6 +28,9 @@ from taskqd.worker.outcome import CANCELLED, SHUTDOWN, Failed, Outcome, Overran,
 from taskqd.worker.progress import ProgressWriter
 from taskqd.worker.slots import Slots
 from taskqd.worker.transactional import Slot
+
+if TYPE_CHECKING:
+    from taskqd.worker.isolated.runner import Isolation
 
 YIELD_EVERY = 32
 """Attempts after which a consumer that never had to wait lets the rest of the loop run."""
@@ -69,6 +72,8 @@ class Consumers:
         self._result_max_bytes = result_max_bytes
         self._message_max_chars = message_max_chars
         self._max_backoff = max_backoff
+        self.isolation: Isolation | None = None
+        """What runs isolated actors. None runs them here, as in the process that it has made for one."""
         self.deferred: DeferredPayloads | None = None
         """What makes the payloads of fired jobs that have none yet."""
         self._threads = ThreadPoolExecutor(slots.size, thread_name_prefix="taskqd-actor")
@@ -117,7 +122,12 @@ class Consumers:
             wanted = running is attempt if attempt is not None else running.climb is None
             if running.settling:
                 continue  # it has ended, and a transaction must not be cut at its commit
-            if wanted and not running.ref.is_sync and not running.forced:
+            if not wanted or running.forced:
+                continue
+            if self.isolation is not None and running.ref.isolated:
+                running.forced = True
+                self.isolation.force(running)
+            elif not running.ref.is_sync:
                 running.forced = True
                 task.cancel()
 
@@ -180,6 +190,9 @@ class Consumers:
             if attempt.payload == DEFERRED and self.deferred is not None:
                 attempt.payload = await self.deferred.payload(attempt)
             payload = ref.decode_payload(attempt.payload)
+            if ref.isolated and self.isolation is not None:
+                end = await self.isolation.run(attempt, self._limit(attempt))
+                return self._explain(attempt, end) if isinstance(end, BaseException) else end
             context = contextvars.copy_context()
             if ref.name in self._injected:
                 return await self._run_injected(attempt, payload, context)

@@ -41,6 +41,8 @@ from taskqd.worker.heartbeat import Heartbeat
 from taskqd.worker.hooks import HookRunner
 from taskqd.worker.idle import IdleWatch
 from taskqd.worker.injection import AutonomousWake, Injection
+from taskqd.worker.isolated.launch import Launched
+from taskqd.worker.isolated.runner import Isolation, orders_of
 from taskqd.worker.outcome import ISOLATED, SHUTDOWN, UNSTARTED, Outcome, Released
 from taskqd.worker.pools import open_pools
 from taskqd.worker.producer import Producer
@@ -52,6 +54,8 @@ from taskqd.worker.slots import Slots
 from taskqd.worker.transactional import SlotTransactions
 from taskqd.worker.watchdog import trip
 
+KILL_TAIL = 1.0
+"""Seconds that a worker which stops waits for the ends of the processes that it has killed."""
 HOOK_TAIL = 1.0
 """Seconds that a worker which stops gives the hooks that are still to be called."""
 
@@ -83,6 +87,8 @@ class Engine:
         self._dispatch_pool = dispatch_pool
         self._worker_pool = worker_pool
         self.pools = tuple(pool for pool in (dispatch_pool, worker_pool, slot_pool) if pool is not None)
+        self.isolation: Isolation | None = None
+        """What runs isolated actors, where there are any."""
         self.isolated = False
         """True while the database has not answered for so long that running jobs were stopped."""
         self._quiet = False
@@ -263,10 +269,25 @@ class Engine:
     async def open_dependencies(self) -> None:
         """Make what actors depend on, and what is told of failures. Raises ``ProviderFailed``."""
         reporting = [ErrorReporter] if ErrorReporter in self._registry.providers else []
-        await self.container.open(self._registry.values(), *reporting)
+        here = (ref for ref in self._registry.values() if not ref.isolated)
+        await self.container.open(here, *reporting)
         if reporting:
             reader = JobReader(self._dispatch_pool, self._settings.schema_name)
             self.reports = ErrorReports(self.container.find(ErrorReporter), reader, on_failure=loop_failed)
+
+    async def isolate(self, zygote: Launched, on_lost: Callable[[], None]) -> None:
+        """Run isolated actors in processes that ``zygote`` forks. Arguments and errors are ``Isolation.start``'s."""
+        settings = self._settings
+        self.isolation = self.consumers.isolation = Isolation(
+            zygote,
+            self._progress,
+            self._worker_pool,
+            self._wake.request,
+            orders_of(settings, self._worker_id),
+            cleanup_grace=settings.cleanup_grace_period,
+            result_max_bytes=settings.result_max_bytes,
+        )
+        await self.isolation.start(on_lost)
 
     def start(self) -> None:
         """Start every part, the producer last."""
@@ -396,6 +417,8 @@ class Engine:
             if not await self._consumers_ended(lambda: plan.force_at, plan_changed):
                 enter("releasing")
                 self._release_running()
+                if self.isolation is not None:
+                    await self.consumers.wait_ended(KILL_TAIL)
         await asyncio.wait([recorded, claims], timeout=max(1.0, plan.force_at - time.monotonic()))
         await self.completer.flush(max(0.5, min(TAIL, plan.deadline - time.monotonic() - 1.0)))
         ends: list[Awaitable[None]] = [self._hooks.finish(HOOK_TAIL)]
@@ -429,6 +452,9 @@ class Engine:
     def _release_running(self) -> None:
         """Hand back what ignored its cancellation. A plain function's row stays: its thread still works on it."""
         for attempt in self.consumers.running:
+            if self.isolation is not None and attempt.ref.isolated:
+                self.isolation.kill(attempt)
+                continue
             if attempt.started_at is None or attempt.ref.is_sync or attempt.given_up:
                 continue
             if attempt.climb is not None:
@@ -455,6 +481,8 @@ class Engine:
         ]
         if self.listener is not None:
             closes.append(self.listener.stop(TAIL - 1))
+        if self.isolation is not None:
+            closes.append(self.isolation.close())
         await all_within(TAIL - 1, *closes)
         farewells: list[Awaitable[Any]] = [self._dispatch_pool.execute(self._sql.unregister_worker, self._worker_id)]
         if with_group:

@@ -19,6 +19,7 @@ from taskqd.domain.budget import LEADER_EXTRA, compute_connection_budget
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.domain.ids import new_uuid
 from taskqd.health.control import ControlLink, Drain
+from taskqd.health.fork_safety import open_sockets
 from taskqd.health.lines import GROUP_ENDS
 from taskqd.health.server import HealthServer
 from taskqd.observe import logs
@@ -33,6 +34,7 @@ from taskqd.worker.closing import all_within
 from taskqd.worker.engine import Engine
 from taskqd.worker.idle import IdleWatch
 from taskqd.worker.injection import announce
+from taskqd.worker.isolated.launch import Launched, launch
 from taskqd.worker.shutdown import LAST_SECOND, TAIL, ShutdownPlan, exit_within
 from taskqd.worker.watchdog import Watchdog
 
@@ -52,9 +54,11 @@ def run_worker(settings: Settings, actors: str, *, until_idle: bool = False, max
     """
     name = os.environ.get("TASKQD_NAME")
     label = f"{name}.{os.environ.get('TASKQD_INDEX', '0')}" if name else settings.worker_label
-    logs.configure(settings.log_format, settings.log_level, **({"worker": label} if label else {}))
+    log = {"format": settings.log_format, "level": settings.log_level, **({"worker": label} if label else {})}
+    logs.configure(**log)
+    inherited = open_sockets()
     registry = load_registry(actors)
-    worker = Worker(settings, registry, label)
+    worker = Worker(settings, registry, label, launch(registry, actors, settings, inherited, log))
     if until_idle:
         worker.stop_when_idle(max_runtime)
     return uvloop.run(_run(worker))
@@ -77,11 +81,14 @@ async def _run(worker: Worker) -> int:
 class Worker:
     """One worker process: boot, signals, the supervisor's link, the health server, the shutdown."""
 
-    def __init__(self, settings: Settings, registry: Registry, label: str | None) -> None:
+    def __init__(
+        self, settings: Settings, registry: Registry, label: str | None, zygote: Launched | None = None
+    ) -> None:
         self.id = new_uuid()
         self._settings = settings
         self._registry = registry
         self._label = label
+        self._zygote = zygote
         self._group = os.environ.get("TASKQD_GROUP") or settings.worker_group
         self._sql = load("worker", settings.schema_name)
         self._phase = "booting"
@@ -165,6 +172,8 @@ class Worker:
         self._engine = await Engine.open(
             settings, self._registry, self.id, self._group, enlist=self._enlist, on_retry=self._database_away
         )
+        if self._zygote is not None:
+            await self._engine.isolate(self._zygote, self._recycle)
         self._engine.set_quiet(self._quiet)
         if self._link is not None:
             self._link.send_ready()  # before threads are started that the rest would compete with
@@ -296,6 +305,12 @@ class Worker:
             self._watchdog.set_deadline(self._plan.deadline)
             self._stopping.set()
         return self._plan
+
+    def _recycle(self) -> None:
+        """Stop by itself, so that a fresh process follows."""
+        if self._plan is None:
+            self._recycled = True
+            self._begin_stop()
 
     def _on_idle(self, code: ExitCode) -> None:
         if self._plan is None:

@@ -23,6 +23,8 @@ def ready(engine: Engine | None, phase: str, heartbeat_interval: float) -> Repor
     if engine is None or phase != "running":
         return Report(False, {"ready": False, "reason": f"the worker is {phase}", "phase": phase})
     reasons = list(engine.consumers.crashed)
+    if engine.isolation is not None and engine.isolation.lost:
+        reasons.append("the process that isolated actors are forked from has ended")
     if engine.isolated:
         reasons.append("the database does not answer; running jobs were stopped")
     elif engine.heartbeat.age > STALE_BEATS * heartbeat_interval:
@@ -60,6 +62,7 @@ def beat(engine: Engine | None, phase: str, slots: int, worker_id: UUID) -> dict
         "failed": engine.completer.failed,
         "pool_in_use": sum(pool.in_use for pool in engine.pools),
         "pool_size": sum(pool.size for pool in engine.pools),
+        **({} if engine.isolation is None else {"zygote": engine.isolation.pid}),
         **engine.credentials.beat(),
     }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +35,7 @@ class Sibling:
     answer: dict[str, Any] | None = None
     worker_id: str | None = None
     left_nothing: bool = False
+    zygote: int | None = None
     asked: list[list[str]] = field(default_factory=list)
 
     @property
@@ -98,6 +101,23 @@ async def bench(tmp_path: Path) -> AsyncIterator[MakeBench]:
     yield make
     for each in made:
         await each.releaser.finish(0)
+
+
+async def test_what_is_left_of_isolated_jobs_is_waited_for_and_not_for_ever(
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = bench(sibling := Sibling("io.0", answer={"taken": 1}))
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as zygote:
+        made.die("a", zygote=zygote.pid)
+        made.die("b")
+        await eventually(lambda: sibling.asked == [["b"]])
+        await asyncio.sleep(0.05)
+        assert sibling.asked == [["b"]]
+        zygote.kill()
+    await eventually(lambda: sibling.asked == [["b"], ["a"]])
+    monkeypatch.setattr(module, "_LINGER_TIME", 0.1)
+    made.die("c", zygote=os.getpid())
+    await eventually(lambda: sibling.asked == [["b"], ["a"], ["c"]])
 
 
 async def test_a_worker_is_asked_before_the_scheduler_and_who_spoke_last_first(bench: MakeBench) -> None:

@@ -97,7 +97,7 @@ def _control_link(inherited: Mapping[int, int]) -> list[int]:
 
 def _serve(registry: Registry, settings: Settings, worker: int, link: socket.socket) -> NoReturn:
     os.setsid()  # no signal that is meant for the worker's group is meant for this process
-    show_name("zygote")
+    show_name("isolator")
     gc.disable()  # what a collection touches could not be shared any more
     gc.freeze()
     Zygote(link, worker, lambda attempt: run_attempt(attempt, registry, settings)).serve()

@@ -131,9 +131,9 @@ class Isolation:
             await asyncio.sleep(0.002)
 
     @property
-    def running(self) -> int:
-        """Attempts that have a process now."""
-        return len(self._sessions)
+    def pid(self) -> int:
+        """The zygote's. It ends after everything that it has forked."""
+        return self._zygote.pid
 
     # -- one attempt --------------------------------------------------------------------------------
 

@@ -87,8 +87,7 @@ class Firing:
         until = time.monotonic() + slice_seconds
         counts = FireCounts()
         while not stopping():
-            claimed = await self._fire_batch(stopping, counts)
-            if claimed < CLAIM_BATCH:
+            if not await self._fire_batch(stopping, counts):
                 return counts, True
             if time.monotonic() >= until:
                 break
@@ -99,13 +98,15 @@ class Firing:
         seconds: float | None = await self._pool.fetchval(self._sql.next_due, timeout=self._timeout)
         return seconds
 
-    async def _fire_batch(self, stopping: Callable[[], bool], counts: FireCounts) -> int:
+    async def _fire_batch(self, stopping: Callable[[], bool], counts: FireCounts) -> bool:
+        """Claim and fire once; return whether more is due, as far as this can tell."""
         token = uuid4()
         records = await self._pool.fetch(
             self._sql.claim_schedules, CLAIM_BATCH, self._owner, token, CLAIM_LEASE, timeout=self._timeout
         )
         if not records:
-            return 0
+            return False
+        more = len(records) == CLAIM_BATCH
         open_claims = {record["id"] for record in records}
         batch = FireCounts(claimed=len(records))
         try:
@@ -114,6 +115,7 @@ class Firing:
                 await self._fail(problems, token, strike=True)
                 batch.failed += len(problems)
                 open_claims.difference_update(claimed.id for claimed, _ in problems)
+            more = more or any(decision.cursor_to <= decision.schedule.as_of for decision in decisions)
             for chunk in _chunks(decisions):
                 if stopping():
                     break
@@ -124,7 +126,7 @@ class Firing:
             self.total.add(batch)
             if open_claims:
                 await self._release(open_claims, token)
-        return len(records)
+        return more
 
     async def _fire(self, decisions: Sequence[Decision], token: UUID, counts: FireCounts) -> None:
         """Fire as one transaction; where the values of one schedule break it, that one fails and the others fire."""
@@ -142,7 +144,9 @@ class Firing:
             await self._fail([(decisions[0].schedule, problem)], token, strike=isinstance(error, _DATA_ERRORS))
             counts.failed += 1
             return
-        counts.stale += len(decisions) - len(records)
+        if stale := len(decisions) - len(records):
+            counts.stale += stale
+            _log.warning("schedule-claims-lapsed", schedules=stale)
         names = {decision.schedule.id: decision.schedule.name for decision in decisions}
         for record in records:
             counts.fired += record["fired"]
@@ -157,7 +161,7 @@ class Firing:
         ids = [new_uuid() for _ in decisions]
         slots = [(ids[n], due) for n, decision in enumerate(decisions) for due in decision.slots]
         async with self._pool.acquire() as conn, asyncio.timeout(self._timeout), conn.transaction():
-            await conn.execute(self._sql.join_by_hash)
+            await conn.execute(self._sql.prepare_fire)
             records: list[asyncpg.Record] = await conn.fetch(
                 self._sql.fire,
                 [decision.schedule.id for decision in decisions],

@@ -133,7 +133,7 @@ async def fire_slots(
     """
     decision = new_uuid()
     async with connection.transaction():
-        await connection.execute(load("scheduler", schema).join_by_hash)
+        await connection.execute(load("scheduler", schema).prepare_fire)
         record = await connection.fetchrow(
             load("scheduler", schema).fire,
             [schedule_id],

@@ -411,6 +411,25 @@ async def test_one_round_ends_when_its_time_does(
     assert await firing.fire_due(never, 0.0) == (FireCounts(claimed=7, fired=7), False)
 
 
+async def test_two_at_once_share_the_work_and_repeat_none(
+    schedules: ScheduleTable, firing: Firing, pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(firing_module, "CLAIM_BATCH", 7)
+    await schedules.plant_many(100, AGO("25 minutes"), expression="600", catch_up="fire_all", catch_up_max=2)
+    other = Firing(pool, schedules.schema, new_uuid(), statement_timeout=10)
+
+    async def until_none_is_due(one: Firing) -> None:
+        while (await one.fire_due(never))[0].claimed:
+            pass
+
+    await asyncio.gather(until_none_is_due(firing), until_none_is_due(other))
+    assert firing.total.fired > 0
+    assert other.total.fired > 0
+    assert firing.total.fired + other.total.fired == 300
+    assert await schedules.outcomes() == {"fired": 300}
+    assert len(await schedules.jobs()) == 300
+
+
 async def test_when_the_next_one_is_due(schedules: ScheduleTable, firing: Firing) -> None:
     assert await firing.next_due() is None
     await schedules.plant("a", due="clock_timestamp() + interval '1 hour'")

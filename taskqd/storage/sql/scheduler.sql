@@ -184,7 +184,8 @@ select id, fired, suppressed, skipped, case when fired > 0 then extract(epoch fr
     (select {schema}.wake() where exists (select from outcome where fired > 0))
 from outcome
 
--- name: join_by_hash
--- For the fire's transaction: sessions are pinned for hot statements on the jobs; this one joins long arrays with each
--- other, and a plan that knows how long they are.
-select set_config('enable_hashjoin', 'on', true), set_config('plan_cache_mode', 'force_custom_plan', true)
+-- name: prepare_fire
+-- For the fire's transaction alone: sessions are pinned for hot statements on the jobs; this one joins long arrays with
+-- each other, by a plan that knows how long they are. And one whose client falls asleep in it lets go of its schedules.
+select set_config('enable_hashjoin', 'on', true), set_config('plan_cache_mode', 'force_custom_plan', true),
+    set_config('idle_in_transaction_session_timeout', '5s', true)

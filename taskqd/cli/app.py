@@ -29,6 +29,8 @@ COMMANDS = {
     "health": "Ask a running group or process over its unix socket: live, ready, startup.",
     "worker": "Run one worker process.",
     "scheduler": "Run the scheduler process.",
+    "queue": "See queues, limit them, pause them, let their keys take turns.",
+    "actor": "See actors, limit them, and choose where their jobs go.",
     "schedule": "See, plan, change and steer what runs by itself.",
     "migrate": "Apply the database migrations, or show which are applied.",
 }

@@ -204,6 +204,7 @@ def _declared(
         "max_attempts": max_attempts,
         "singleton": ref.singleton or None,
         "unique_for": _seconds(name, "unique_for", ref.unique_for),
+        "unique_states": [str(state) for state in ref.unique_states] if ref.unique_for is not None else None,
     }
     if payload is not None and payload_factory is not None:
         raise ScheduleDefinitionError(f"schedule {name!r}: payload and payload_factory exclude each other")

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from taskqd.domain.errors import ScheduleDefinitionError
 from taskqd.domain.names import QUEUE_RULE, is_queue_name, nearest
 from taskqd.domain.recurrence import DstStrategy, Kind, recurrence
+from taskqd.domain.status import JobStatus
 
 CATCH_UP_WINDOW = 3600.0
 """Seconds that a slot may be late, unless a schedule says otherwise."""
@@ -40,7 +41,7 @@ class Schedule:
         JSON text, or the name of the function that makes it in the worker. Neither is ``{}``.
     ``options``
         Of its jobs: ``queue``, ``priority``, ``tags``, ``metadata``, ``start_to_close``, ``schedule_to_close``,
-        ``max_attempts``, ``singleton``, ``unique_for``. What is not there is the actor's.
+        ``max_attempts``, ``singleton``, ``unique_for``, ``unique_states``. What is not there is the actor's.
     ``enabled``
         Whether it begins enabled; later that is the operator's.
     """
@@ -160,5 +161,9 @@ _OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "schedule_to_close": (_limit, "seconds above zero, up to 365 days"),
     "max_attempts": (lambda value: _whole(value) and 1 <= value <= 1000, "a whole number from 1 to 1000"),
     "singleton": (lambda value: isinstance(value, bool), "true or false"),
+    "unique_states": (
+        lambda value: isinstance(value, list) and value != [] and all(state in set(JobStatus) for state in value),
+        f"a list of statuses: {', '.join(JobStatus)}",
+    ),
     "unique_for": (_limit, "seconds above zero, up to 365 days"),
 }

@@ -237,7 +237,7 @@ class FiringLoop:
         self._firing = firing
         self._may_begin = may_begin
         self.loop = BackgroundLoop(
-            "schedules", self._step, cadence=CADENCE, on_failure=on_failure, backoff_cap=MAX_BACKOFF
+            "schedules", self._step, cadence=CADENCE, on_failure=on_failure, backoff_cap=MAX_BACKOFF, jitter=0.01
         )
 
     async def _step(self) -> float | None:

@@ -77,6 +77,7 @@ class Scheduler:
         self._pool: Any = None
         self._credentials: Rotation | None = None
         self._health: HealthServer | None = None
+        self._schedules: FiringLoop | None = None
         self._beaten_at: float | None = None
         self._group_row: GroupRow | None = None
         self._group_ends = False
@@ -103,7 +104,7 @@ class Scheduler:
                 self._core, tick_cadence=self._settings.sweep_interval, on_failure=self._loop_failed
             )
             tick = loops.loops[0]
-            schedules = FiringLoop(
+            self._schedules = schedules = FiringLoop(
                 self._firing,
                 may_begin=lambda: self._core.ticked_at is not None or tick.failures > 0,
                 on_failure=self._loop_failed,
@@ -298,6 +299,8 @@ class Scheduler:
         limit = max(STALE_TICK, 3 * self._settings.sweep_interval)
         if age is not None and age > limit:
             reasons.append(f"the last tick is {age:.0f} s old")
+        if self._schedules is not None and (silent := time.monotonic() - self._schedules.loop.last_ok) > limit:
+            reasons.append(f"schedules were last looked at {silent:.0f} s ago")
         return Report(not reasons, {"ready": not reasons, "reason": "; ".join(reasons), "phase": self._phase})
 
     def _metrics(self) -> str:

@@ -22,7 +22,7 @@ Source = Literal["decorator", "manifest"]
 
 _PLAIN = ("name", "actor", "timezone", "dst_strategy", "catch_up", "catch_up_max", "overlap", "identity_key", "enabled")
 _DURATIONS = ("catch_up_window", "smear")
-_OPTIONS = ("queue", "priority", "tags", "metadata", "max_attempts", "singleton")
+_OPTIONS = ("queue", "priority", "tags", "metadata", "max_attempts", "singleton", "unique_states")
 _DURATION_OPTIONS = ("start_to_close", "schedule_to_close", "unique_for")
 _KEYS = (*_PLAIN, "cron", "every", "payload", *_DURATIONS, *_OPTIONS, *_DURATION_OPTIONS)
 

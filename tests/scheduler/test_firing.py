@@ -233,6 +233,32 @@ async def test_the_same_identity_within_its_window_keeps_it_out(schedules: Sched
     await schedules.conn.execute(f"update \"{schedules.schema}\".jobs set created_at = created_at - interval '2 hours'")
     await schedules.update("report", next_fire_at=AGO("1 second"))
     assert (await fire(firing)).fired == 1
+    await schedules.conn.execute(f"update \"{schedules.schema}\".jobs set status = 'succeeded'")
+    await schedules.update("report", next_fire_at=AGO("1 second"))
+    assert (await fire(firing)).fired == 1
+    await schedules.conn.execute(f"update \"{schedules.schema}\".jobs set status = 'succeeded'")
+    everything = '{"unique_for": 3600, "unique_states": ["pending", "succeeded"]}'
+    await schedules.update("report", next_fire_at=AGO("1 second"), options=f"'{everything}'")
+    assert (await fire(firing)).suppressed == 1
+
+
+async def test_an_actor_with_as_many_queued_jobs_as_it_may_have_gets_no_more(
+    schedules: ScheduleTable, firing: Firing, jobs: JobTable
+) -> None:
+    await schedules.conn.execute(
+        f"""
+        insert into "{schedules.schema}".actor_config (actor, queue, max_attempts, retry_kind, retry_backoff,
+            retry_base, retry_cap, retry_jitter, max_pending)
+        values ('succeed', 'q', 3, 'transient', 'fixed', 1, 1, 0, 3)
+        """
+    )
+    await jobs.plant(1, capped="true")
+    await schedules.plant("a", due=AGO("3 minutes 10 seconds"), catch_up="fire_all")
+    await schedules.plant("b", due=AGO("1 second"), actor="other")
+    counts = await fire(firing)
+    assert (counts.fired, counts.suppressed, counts.failed) == (3, 2, 0)
+    assert [job["capped"] for job in await schedules.jobs() if job["actor"] == "succeed"] == [True] * 3
+    assert await schedules.outcomes() == {"fired": 3, "suppressed": 2}
 
 
 # -- fences ---------------------------------------------------------------------------------------------

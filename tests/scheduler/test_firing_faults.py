@@ -148,6 +148,22 @@ async def test_a_killed_scheduler_is_followed_by_another(fleet: Fleet, schedules
     await fired(schedules, 50)
 
 
+async def test_a_stop_lets_the_running_fire_commit_and_claims_no_more(
+    fleet: Fleet, schedules: ScheduleTable, dsn: str
+) -> None:
+    await schedules.plant_many(50, AGO("1 second"), kind="every", expression="3600")
+    async with held_up(schedules, dsn) as backend:
+        scheduler = fleet.scheduler(ready=False)
+        await backend()
+        scheduler.signal(signal.SIGTERM)
+        wait_for_event(scheduler, "shutdown-phase")
+        await schedules.plant("late", due=AGO("1 second"))
+    assert scheduler.wait() == 0
+    await one_job_a_slot(schedules, 50)
+    claims = f'select count(*) from "{schedules.schema}".schedules where claim_token is not null'
+    assert await schedules.conn.fetchval(claims) == 0
+
+
 class HoldingProxy(Proxy):
     """A network that holds back the first packet with a text in it."""
 

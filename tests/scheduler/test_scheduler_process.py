@@ -18,6 +18,7 @@ from taskqd.scheduler import main as scheduler_main
 from taskqd.settings import load_settings
 from tests.fleet import Fleet, events, wait_for_event
 from tests.jobs import JobTable
+from tests.scheduler.schedules import ScheduleTable
 from tests.support import Command, child_environment, eventually, taskqd_argv
 
 EXPIRED = "clock_timestamp() - interval '1 second'"
@@ -191,6 +192,15 @@ async def test_once_does_everything_that_is_due_and_ends(fleet: Fleet, jobs: Job
     assert (code, printed["outcome"], printed["promoted"], printed["reaped"]) == (0, "maintained", 2500, 1)
     assert await jobs.counts() == {"pending": 2501}
     assert await heartbeat(jobs) == []
+
+
+async def test_once_ticks_and_fires_what_is_due(
+    fleet: Fleet, jobs: JobTable, schedules: ScheduleTable, short_dir: Path
+) -> None:
+    await schedules.plant_many(600, "clock_timestamp() - interval '1 second'", kind="every", expression="3600")
+    code, printed = await asyncio.to_thread(once, fleet.env, short_dir)
+    assert (code, printed["outcome"], printed["schedules"]["fired"], printed["reaped"]) == (0, "fired", 600, 0)
+    assert await jobs.counts() == {"pending": 600}
 
 
 async def test_once_that_runs_out_of_time_says_so(

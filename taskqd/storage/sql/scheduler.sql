@@ -91,8 +91,8 @@ from (
 -- out, the next slot. Under the token $7 and before it expires, for the version that was claimed; or, without a token,
 -- for a person, who moves no cursor. Answers the schedules it applied to: the others have changed hands. A slot that is
 -- decided already is passed over, and a second row for it cannot be. Locks schedules in id order, skipping what others
--- hold; jobs that keep others out are singletons, of the same identity within the window, and with overlap = forbid the
--- last one while it has not ended.
+-- hold; jobs that keep others out are singletons, of the same identity within the window, with overlap = forbid the last
+-- one while it has not ended, and as many as their actor may have queued.
 with given as materialized (
     select * from unnest($1::uuid[], $2::uuid[], $3::text[], $4::int[], $5::timestamptz[], $6::int[])
         as g(schedule_id, decision_id, action, version, cursor_to, skipped)
@@ -113,21 +113,35 @@ with given as materialized (
     join locked l on l.decision_id = t.decision_id
     -- A look-up for each, whatever the statistics say.
     where (select o.due_at from {schema}.schedule_occurrences o where o.schedule_id = l.id and o.due_at = t.due_at) is null
+), crowd as materialized (
+    select c.actor, c.max_pending, (
+        select count(*) from (
+            select from {schema}.jobs j
+            where j.actor = c.actor and j.capped and j.status in ('scheduled', 'pending')
+            limit c.max_pending
+        ) x
+    ) as queued
+    from {schema}.actor_config c
+    where c.max_pending is not null and c.actor in (select s.actor from slot s)
 ), weighed as materialized (
-    select s.*,
+    select s.*, c.actor is not null as capped,
+        coalesce(c.queued + row_number() over (partition by s.actor order by s.due_at) > c.max_pending, false) as crowded,
         s.overlap = 'forbid' and (s.nth > 1 or exists (
             select from {schema}.jobs j
             where j.id = s.last_job_id and j.status in ('scheduled', 'pending', 'running'))) as overlapping,
         s.identity_key is not null and s.options ? 'unique_for' and (s.nth > 1 or exists (
             select from {schema}.jobs j
             where j.actor = s.actor and j.identity_key = s.identity_key
-              and j.created_at > clock_timestamp() - make_interval(secs => (s.options ->> 'unique_for')::float8))
-        ) as doubled
-    from slot s
+              and j.created_at > clock_timestamp() - make_interval(secs => (s.options ->> 'unique_for')::float8)
+              and j.status::text = any(coalesce(
+                    (select array_agg(x) from jsonb_array_elements_text(s.options -> 'unique_states') x),
+                    '{scheduled,pending,running}'))
+        )) as doubled
+    from slot s left join crowd c on c.actor = s.actor
 ), made as (
     insert into {schema}.jobs (id, scheduled_at, status, actor, queue, route, lane, priority, payload, payload_state, metadata,
         tags, start_to_close, schedule_to_close, max_attempts, retry_kind, retry_backoff, retry_base, retry_cap,
-        retry_jitter, singleton, identity_key, serial)
+        retry_jitter, singleton, identity_key, serial, capped)
     select w.job_id, w.due_at, 'pending'::{schema}.job_status, w.actor, q.queue, q.queue,
         {schema}.lane_of(w.actor, w.identity_key, null, coalesce(c.gated, false), false),
         coalesce((w.options ->> 'priority')::smallint, c.priority, 0),
@@ -142,11 +156,11 @@ with given as materialized (
         coalesce((w.options ->> 'max_attempts')::int, c.max_attempts, 3), coalesce(c.retry_kind, 'transient'),
         coalesce(c.retry_backoff, 'exponential'), coalesce(c.retry_base, 5), coalesce(c.retry_cap, 3600),
         coalesce(c.retry_jitter, 0.2), coalesce((w.options ->> 'singleton')::bool, false), w.identity_key,
-        w.identity_key is not null
+        w.identity_key is not null, w.capped
     from weighed w
     left join {schema}.actor_config c on c.actor = w.actor
     cross join lateral (select coalesce(w.options ->> 'queue', c.queue, 'default') as queue) q
-    where not w.overlapping and not w.doubled
+    where not (w.overlapping or w.doubled or w.crowded)
     order by w.due_at, w.job_id
     on conflict do nothing
     returning id

@@ -134,8 +134,6 @@ class ControlLink:
         canary = self._canary is not None
         says = {"pid": os.getpid(), "canary": canary, "reloads": on_reload is not None}
         self._lines.send({"op": "hello", "v": PROTOCOL_VERSION, **says, **self._identity})
-        if self._canary is not None:
-            self._canary.start()
         self._expected = time.monotonic()
         self._push()
 
@@ -146,6 +144,8 @@ class ControlLink:
     def send_ready(self) -> None:
         """Tell that this process does its work now. Call it once."""
         self._lines.send({"op": "ready"})
+        if self._canary is not None:  # only now: a thread that starts holds the boot up, and silence counts from here
+            self._canary.start()
 
     def send_draining(self, phase: str, inflight: int) -> None:
         """Tell how far a stop has come."""

@@ -389,3 +389,21 @@ async def test_what_goes_back_into_the_queue_waits_for_nobody(batches: Batches, 
     finally:
         await other.close(timeout=10)
     assert (await batches.row(batch))["status"] == "active"
+
+
+@pytest.mark.parametrize("state", ["ended", "open", "half"])
+async def test_looking_for_a_job_in_flight_reads_no_others(batches: Batches, state: str) -> None:
+    jobs = batches.jobs
+    batch, ids = await batches.open(3000)
+    await jobs.plant(3000)
+    ended = {"ended": ids, "open": [], "half": ids[:1500]}[state]
+    await jobs.update(ended, status="'succeeded'")
+    await jobs.conn.execute(f'analyze "{jobs.schema}".jobs')
+    table = f"'\"{jobs.schema}\".jobs'::regclass"
+    read = f"select pg_stat_get_xact_tuples_returned({table}) + pg_stat_get_xact_tuples_fetched({table})"
+    async with jobs.conn.transaction():
+        before = await jobs.conn.fetchval(read)
+        await jobs.conn.execute(f'select "{jobs.schema}".close_batches(array[$1::uuid])', batch)
+        after = await jobs.conn.fetchval(read)
+    assert after - before <= 10
+    assert (await batches.row(batch))["status"] == ("complete" if state == "ended" else "active")

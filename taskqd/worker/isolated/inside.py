@@ -20,6 +20,7 @@ from taskqd.client.jobs import Jobs
 from taskqd.domain.signals import CancelOrigin
 from taskqd.observe import logs
 from taskqd.settings import Settings
+from taskqd.storage.statements import load
 from taskqd.worker.attempt import Attempt
 from taskqd.worker.consumer import Consumers
 from taskqd.worker.injection import Injection
@@ -40,6 +41,12 @@ def run_attempt(link: socket.socket, registry: Registry, settings: Settings) -> 
     asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_Process(link, registry, settings).run())
     atexit._run_exitfuncs()
     logs.flush()
+
+
+def warm_up(settings: Settings) -> None:
+    """Do once, in the zygote, what every attempt would do at its start and leaves nothing behind."""
+    load("client", settings.schema_name)
+    asyncio.Runner(loop_factory=uvloop.new_event_loop).close()
 
 
 class _Consumer(Consumers):

@@ -18,7 +18,7 @@ from taskqd.health.fork_safety import hazards, one_thread_each, open_sockets
 from taskqd.health.lines import encode
 from taskqd.observe import logs
 from taskqd.settings import Settings, load_settings
-from taskqd.worker.isolated.inside import run_attempt
+from taskqd.worker.isolated.inside import run_attempt, warm_up
 from taskqd.worker.isolated.zygote import Zygote
 
 _INTERNAL = 70
@@ -98,6 +98,7 @@ def _control_link(inherited: Mapping[int, int]) -> list[int]:
 def _serve(registry: Registry, settings: Settings, worker: int, link: socket.socket) -> NoReturn:
     os.setsid()  # no signal that is meant for the worker's group is meant for this process
     show_name("isolator")
+    warm_up(settings)
     gc.disable()  # what a collection touches could not be shared any more
     gc.freeze()
     Zygote(link, worker, lambda attempt: run_attempt(attempt, registry, settings)).serve()

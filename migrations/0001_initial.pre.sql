@@ -969,15 +969,17 @@ $$;
 
 -- Compares the counters of unfinished batches with their jobs and repairs what differs: each batch once a minute, or
 -- less often where counting takes long, and those in batch_recounts at once. Counters and jobs change in one transaction,
--- so one snapshot of both needs no lock; the difference is added under the lock. Batches of more than a million jobs are
--- only closed, not recounted. Never waits for a lock. Returns batches looked at.
+-- so one snapshot of both needs no lock; the difference is added under the lock. Batches of more than 250,000 jobs are only
+-- closed, not recounted. Begins no recount after half a second, and never waits for a lock. Returns batches recounted.
 create function {schema}.repair_batches(max_batches integer) returns integer
 language plpgsql volatile as $$
 declare
     due uuid[];
     one uuid;
     drift record;
+    entered timestamptz := clock_timestamp();
     begun timestamptz;
+    done integer := 0;
 begin
     with wanted as materialized (
         select ctid, batch_id from {schema}.batch_recounts limit max_batches for update skip locked
@@ -994,6 +996,11 @@ begin
     from (select batch_id as id from wanted union select id from unfinished) g;
     foreach one in array coalesce(due, '{}') loop
         begun := clock_timestamp();
+        if begun > entered + interval '0.5 seconds' then
+            insert into {schema}.batch_recounts (batch_id) values (one);
+            continue;
+        end if;
+        done := done + 1;
         select c.total, c.succeeded - b.succeeded as succeeded, c.failed - b.failed as failed,
             c.cancelled - b.cancelled as cancelled, c.crashed - b.crashed as crashed,
             c.abandoned - b.abandoned as abandoned
@@ -1004,7 +1011,7 @@ begin
                 count(*) filter (where x.status = 'cancelled') as cancelled,
                 count(*) filter (where x.status = 'crashed') as crashed,
                 count(*) filter (where x.status = 'abandoned') as abandoned
-            from (select j.status from {schema}.jobs j where j.batch_id = b.id limit 1000001) x
+            from (select j.status from {schema}.jobs j where j.batch_id = b.id limit 250001) x
         ) c
         where b.id = one;
         perform from {schema}.batches b where b.id = one for no key update skip locked;
@@ -1013,11 +1020,11 @@ begin
             continue;
         end if;
         update {schema}.batches b set
-            total = case when drift.total > 1000000 then b.total else drift.total end,
+            total = case when drift.total > 250000 then b.total else drift.total end,
             count_again_at = clock_timestamp()
                 + greatest(interval '1 minute', 100 * (clock_timestamp() - begun))
         where b.id = one;
-        if drift.total <= 1000000 then
+        if drift.total <= 250000 then
             update {schema}.batches b set
                 succeeded = b.succeeded + drift.succeeded, failed = b.failed + drift.failed,
                 cancelled = b.cancelled + drift.cancelled, crashed = b.crashed + drift.crashed,
@@ -1027,7 +1034,7 @@ begin
         end if;
         perform {schema}.close_batches(array[one]);
     end loop;
-    return coalesce(cardinality(due), 0);
+    return done;
 end
 $$;
 

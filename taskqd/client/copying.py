@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -39,7 +40,10 @@ class Copier:
 
         Raises what ``enqueue_batch_fast`` says, and leaves nothing then.
         """
-        rows = [self._enqueuer.rows.row(item, batch_id) for item in items]
+        rows: list[Row] = []
+        for start in range(0, len(items), CHUNK):
+            rows.extend(self._enqueuer.rows.row(item, batch_id) for item in items[start : start + CHUNK])
+            await asyncio.sleep(0)  # others on this loop have their turn
         check_size(rows, MAX_FAST_SIZE)
         self._check(items, rows)
         try:

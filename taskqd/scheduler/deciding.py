@@ -37,6 +37,8 @@ class Claimed:
     next_fire_at: datetime | None
     as_of: datetime
     failures: int
+    guarded: bool
+    """Whether other jobs may keep its own out by rules that enqueue follows under a lock."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,6 +162,8 @@ class Firing:
         slots = [(ids[n], due) for n, decision in enumerate(decisions) for due in decision.slots]
         async with self._pool.acquire() as conn, asyncio.timeout(self._timeout), conn.transaction():
             await conn.execute(self._sql.prepare_fire)
+            if guarded := [decision.schedule.id for decision in decisions if decision.schedule.guarded]:
+                await conn.execute(self._sql.guard, guarded)
             records: list[asyncpg.Record] = await conn.fetch(
                 self._sql.fire,
                 [decision.schedule.id for decision in decisions],

@@ -134,6 +134,7 @@ async def fire_slots(
     decision = new_uuid()
     async with connection.transaction():
         await connection.execute(load("scheduler", schema).prepare_fire)
+        await connection.execute(load("scheduler", schema).guard, [schedule_id])
         record = await connection.fetchrow(
             load("scheduler", schema).fire,
             [schedule_id],

@@ -38,6 +38,7 @@ def claimed(**columns: Any) -> Claimed:
         "next_fire_at": NOON,
         "as_of": NOON,
         "failures": 0,
+        "guarded": False,
     }
     return Claimed(**{**values, **columns})
 
@@ -259,6 +260,32 @@ async def test_an_actor_with_as_many_queued_jobs_as_it_may_have_gets_no_more(
     assert (counts.fired, counts.suppressed, counts.failed) == (3, 2, 0)
     assert [job["capped"] for job in await schedules.jobs() if job["actor"] == "succeed"] == [True] * 3
     assert await schedules.outcomes() == {"fired": 3, "suppressed": 2}
+
+
+async def test_a_fire_waits_for_an_enqueue_of_the_same_identity(
+    schedules: ScheduleTable, firing: Firing, dsn: str
+) -> None:
+    await schedules.plant(due=AGO("1 second"), identity_key="tenant", options={"unique_for": 3600})
+    other = await asyncpg.connect(dsn, timeout=30)
+    async with other.transaction():
+        await other.fetch(
+            f'select * from "{schedules.schema}".unique_holders($1, $2, $3, $4, 5000)',
+            ["succeed"],
+            ["tenant"],
+            [3600.0],
+            ["pending"],
+        )
+        await JobTable(other, schedules.schema).plant(identity_key="'tenant'")
+        firing_now = asyncio.create_task(fire(firing))
+        waiting = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
+
+        async def waits() -> bool:
+            return bool(await schedules.conn.fetchval(waiting))
+
+        await eventually(waits)
+    counts = await firing_now
+    await other.close(timeout=10)
+    assert (counts.fired, counts.suppressed) == (0, 1)
 
 
 # -- fences ---------------------------------------------------------------------------------------------

@@ -60,7 +60,9 @@ update {schema}.schedules s set
     claim_expires_at = clock_timestamp() + make_interval(secs => $4::float8)
 from due d where s.id = d.id
 returning s.id, s.name, s.version, s.kind, s.expression, s.timezone, s.dst_strategy, s.catch_up, s.catch_up_max,
-    s.catch_up_window, s.smear, nullif(s.next_fire_at, '-infinity') as next_fire_at, s.claim_as_of, s.consecutive_failures
+    s.catch_up_window, s.smear, nullif(s.next_fire_at, '-infinity') as next_fire_at, s.claim_as_of, s.consecutive_failures,
+    s.identity_key is not null and s.options ? 'unique_for' or exists (
+        select from {schema}.actor_config c where c.actor = s.actor and c.max_pending is not null) as guarded
 
 -- name: release_schedules
 -- Gives back what was claimed and not fired. Primary key.
@@ -85,6 +87,23 @@ from (
     order by s.id
     for update of s
 ) held
+
+-- name: guard
+-- Takes, for the transaction, the locks under which enqueue counts the queued jobs of an actor with max_pending and looks
+-- for a job of the same identity, of the schedules $1 that need them; in the order of their keys, as enqueue does. In a
+-- statement of its own before the fire, which then sees what those before it inserted. Primary keys.
+select count(pg_advisory_xact_lock(k.key)) from (
+    select distinct hashtextextended(
+        'taskq:max_pending:' || {schema_literal} || ':' || s.actor, 0) as key
+    from {schema}.schedules s join {schema}.actor_config c on c.actor = s.actor
+    where s.id = any($1::uuid[]) and c.max_pending is not null
+    union
+    select hashtextextended(
+        format('taskq:unique_for:%s:%s:%s:%s', {schema_literal}, length(s.actor), s.actor, s.identity_key), 0)
+    from {schema}.schedules s
+    where s.id = any($1::uuid[]) and s.identity_key is not null and s.options ? 'unique_for'
+    order by key
+) k
 
 -- name: fire
 -- One transaction of decisions: what was decided on each schedule, a row for each slot, a job where nothing keeps it

@@ -24,8 +24,9 @@ from tests.support import wait_until
 GONE_WITHIN = 10.0
 """Seconds until the last process of a group must be gone, on a busy machine, once its supervisor has ended."""
 
-_PER_CHILD = 2
-"""Descriptors that the supervisor holds for each of its processes: the link, and the file for last words."""
+_PER_CHILD, _PER_SPARE = 2, 1
+"""Descriptors that the supervisor holds for each of its processes: the link, and the file for last words, which one
+that is only laid in does not have."""
 
 _LEAKS = ("exception was never retrieved", "Exception in callback", "was destroyed but it is pending")
 
@@ -77,19 +78,32 @@ class Vitals:
 
 
 def vitals(pid: int) -> Vitals:
-    """Measure a supervisor."""
+    """Measure a supervisor, when nothing comes or goes."""
+    found = [_look(pid)]
+
+    def settled() -> bool:
+        found.append(_look(pid))
+        return found[-1] == found[-2]
+
+    wait_until(settled, 10)
+    return found[-1]
+
+
+def _look(pid: int) -> Vitals:
     process = psutil.Process(pid)
     with process.oneshot():
-        children = [child for child in process.children() if costs(child)]
-        return Vitals(process.num_fds() - _PER_CHILD * len(children), process.num_threads())
+        held = sum(costs(child) for child in process.children())
+        return Vitals(process.num_fds() - held, process.num_threads())
 
 
-def costs(child: psutil.Process) -> bool:
-    """True when the supervisor holds anything for it: it does not for what has ended, or is only laid in."""
+def costs(child: psutil.Process) -> int:
+    """Return how many descriptors the supervisor holds for a process: none for what has ended."""
     try:
-        return child.status() != psutil.STATUS_ZOMBIE and bool(child.name() != "taskqd spare")
+        if child.status() == psutil.STATUS_ZOMBIE:
+            return 0
+        return _PER_SPARE if child.name() == "taskqd spare" else _PER_CHILD
     except psutil.NoSuchProcess:
-        return False
+        return 0
 
 
 def check_flat(pid: int, before: Vitals) -> None:
@@ -97,7 +111,7 @@ def check_flat(pid: int, before: Vitals) -> None:
 
     def flat() -> bool:
         with contextlib.suppress(psutil.NoSuchProcess):  # a child has ended between two looks
-            now = vitals(pid)
+            now = _look(pid)
             return now.descriptors <= before.descriptors and now.threads <= before.threads
         return False
 
@@ -105,7 +119,7 @@ def check_flat(pid: int, before: Vitals) -> None:
         wait_until(flat, 10)
     except AssertionError:
         held = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
-        raise AssertionError(f"{vitals(pid)} after {before}: {held}") from None
+        raise AssertionError(f"{_look(pid)} after {before}: {held}") from None
 
 
 def tagged(tag: str) -> list[int]:

@@ -199,14 +199,14 @@ async def test_f13_a_provider_that_hangs(
         assert g.ask("/ready")[0] == 200
 
 
-async def test_f13_a_provider_that_fails_for_one_process(
+async def test_f13_a_provider_that_fails_for_one_process_of_eight(
     trial: Trial, secret: Secret, admin: asyncpg.Connection, schema: str, enqueue: Enqueue, short_dir: Path
 ) -> None:
     own = short_dir / "own"
     own.write_text(secret.values[-1])
-    others = '[[workers]]\nname = "well"\nreplicas = 2\nmax_concurrency = 2'
+    others = '[[workers]]\nname = "well"\nreplicas = 6\nmax_concurrency = 1'
     workers = f'pg_credential_path = "{own}"\n{others}'
-    with trial(tables=tables(from_file(secret), workers), ready=4, preload="require", actors=ACTORS) as g:
+    with trial(tables=tables(from_file(secret), workers), ready=8, preload="require", actors=ACTORS) as g:
         before = await sessions(admin, schema)
         own.write_text("")
         g.command.signal(signal.SIGHUP)

@@ -193,7 +193,8 @@ create table {schema}.actor_config (
     max_pending    integer check (max_pending >= 0),
     reservations   text[],  -- names of the reservations that its code asks for
     gated          boolean not null generated always as (max_concurrent is not null or reservations is not null) stored,
-    result_ttl     interval,
+    result_ttl     interval,  -- how long a result is kept after its job's end; null: as long as the job
+    retention      interval,  -- how long its ended jobs are kept, where that is shorter than the installation's
     max_attempts   integer not null,
     retry_kind     text not null,
     retry_backoff  text not null,
@@ -236,6 +237,8 @@ create index batches_aborted on {schema}.batches (id) where status = 'aborted' a
 create table {schema}.batch_recounts (batch_id uuid not null);
 
 -- When which actor is to run. `next_fire_at` is the next slot; -infinity: to be found by the scheduler, from then on.
+create index batches_completed on {schema}.batches (completed_at) where completed_at is not null;
+
 create table {schema}.schedules (
     id                   uuid primary key,
     name                 text not null unique check (octet_length(name) between 1 and 200),
@@ -294,6 +297,7 @@ create table {schema}.schedule_decisions (
     skipped     integer not null default 0,  -- slots passed over, counted up to 10,000 a decision
     reason      text
 );
+create index schedule_decisions_decided on {schema}.schedule_decisions (decided_at);
 create index schedule_decisions_schedule on {schema}.schedule_decisions (schedule_id, decided_at desc);
 
 create table {schema}.schedule_occurrences (

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from taskqd.cli.columns import columns
-from taskqd.cli.rules import LimitType, limit_text, query, single
+from taskqd.cli.rules import limit_from, limit_text, query, single
 from taskqd.domain.errors import ConfigError
 from taskqd.domain.names import QUEUE_RULE, is_queue_name, nearest
 
@@ -47,9 +47,11 @@ def list_(as_json: bool) -> None:
 @command.command(name="set")
 @click.argument("name")
 @click.option(
-    "--max-concurrent", type=LimitType(0), metavar="N|none", help="Most jobs of it that run at once; 0 runs none."
+    "--max-concurrent", callback=limit_from(0), metavar="N|none", help="Most of its jobs that run at once; 0: none."
 )
-@click.option("--max-pending", type=LimitType(0), metavar="N|none", help="Most jobs of it that may wait; 0 takes none.")
+@click.option(
+    "--max-pending", callback=limit_from(0), metavar="N|none", help="Most of its jobs that may wait; 0: none."
+)
 @click.option("--queue", metavar="NAME", help="Where its jobs go when they are handed back, and by default.")
 def set_(name: str, max_concurrent: Any, max_pending: Any, queue: str | None) -> None:
     """Change what is stored of an actor. Jobs that wait stay in the queue they were put into."""

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from taskqd.cli.columns import columns
-from taskqd.cli.rules import MAX_COUNTED, LimitType, counted, limit_text, query, single
+from taskqd.cli.rules import MAX_COUNTED, counted, limit_from, limit_text, query, single
 from taskqd.domain.errors import ConfigError
 from taskqd.domain.names import QUEUE_RULE, is_queue_name
 
@@ -48,7 +48,7 @@ def list_(as_json: bool) -> None:
 
 @command.command(name="set")
 @click.argument("name")
-@click.option("--max-concurrent", type=LimitType(1), metavar="N|none", help="Most jobs of it that run at once.")
+@click.option("--max-concurrent", callback=limit_from(1), metavar="N|none", help="Most jobs of it that run at once.")
 @click.option("--mode", type=_MODES, help="Oldest first, or fairness keys in turns.")
 def set_(name: str, max_concurrent: Any, mode: str | None) -> None:
     """Limit a queue, or choose how it is served. It need not have been used."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,23 +27,19 @@ class Limit:
     value: int | None
 
 
-class LimitType(click.ParamType):
-    """A whole number from ``least`` on, or ``none``."""
+def limit_from(least: int) -> Callable[[click.Context, click.Parameter, str | None], Limit | None]:
+    """Return the callback of an option that takes a whole number from ``least`` on, or ``none``."""
 
-    name = "limit"
-
-    def __init__(self, least: int) -> None:
-        self._least = least
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Limit:
-        """Return the limit that ``value`` writes; refuse anything else."""
-        if isinstance(value, Limit):
-            return value
+    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> Limit | None:
+        if value is None:
+            return None
         if value == "none":
             return Limit(None)
-        if value.isascii() and value.isdigit() and self._least <= int(value) <= MAX_SLOTS:
+        if value.isascii() and value.isdigit() and least <= int(value) <= MAX_SLOTS:
             return Limit(int(value))
-        self.fail(f"{value!r} must be a whole number, {self._least} to {MAX_SLOTS}, or none", param, ctx)
+        raise click.BadParameter(f"{value!r} must be a whole number, {least} to {MAX_SLOTS}, or none", ctx, param)
+
+    return read
 
 
 def limit_text(limit: int | None) -> str:

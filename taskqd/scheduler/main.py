@@ -28,6 +28,7 @@ from taskqd.observe import logs
 from taskqd.observe.place import tell_place
 from taskqd.scheduler.firing import FireCounts, Firing, FiringLoop
 from taskqd.scheduler.maintenance import Maintenance, MaintenanceLoops
+from taskqd.scheduler.retention import Retention, RetentionLoop
 from taskqd.settings import Settings
 from taskqd.storage.boot import boot_pool
 from taskqd.storage.connect import create_pool
@@ -109,6 +110,7 @@ class Scheduler:
                 may_begin=lambda: self._core.ticked_at is not None or tick.failures > 0,
                 on_failure=self._loop_failed,
             )
+            retention = RetentionLoop(self._retention, on_failure=self._loop_failed)
             beat = BackgroundLoop("scheduler-beat", self._beat, cadence=1.0, on_failure=self._loop_failed)
             if self._settings.health_enabled:
                 self._health = HealthServer(
@@ -123,6 +125,7 @@ class Scheduler:
                     await self._health.listen_on_port(self._settings.metrics_host, self._settings.metrics_port)
             loops.start()
             schedules.loop.start()
+            retention.loop.start()
             assert self._credentials is not None  # noqa: S101 - opened with the pool
             self._credentials.start()
             if self._link is not None:
@@ -137,7 +140,9 @@ class Scheduler:
             await self._stopping.wait()
             self._phase = "draining"
             _log.info("shutdown-phase", phase=self._phase)
-            await asyncio.gather(*(loop.stop(STOP_TIMEOUT) for loop in (*loops.loops, schedules.loop, beat)))
+            await asyncio.gather(
+                *(loop.stop(STOP_TIMEOUT) for loop in (*loops.loops, schedules.loop, retention.loop, beat))
+            )
             await self._unregister()
         finally:
             await self._close()
@@ -193,6 +198,7 @@ class Scheduler:
             turn=Turn.from_environ(),
         )
         self._core = Maintenance(self._pool, self._schema, statement_timeout=STATEMENT_TIMEOUT)
+        self._retention = Retention(self._pool, self._schema, settings)
         self._firing = Firing(self._pool, self._schema, self.id, statement_timeout=STATEMENT_TIMEOUT)
 
     async def _unregister(self) -> None:
@@ -308,6 +314,9 @@ class Scheduler:
         return (
             f"# TYPE taskq_scheduler_jobs_reaped_total counter\ntaskq_scheduler_jobs_reaped_total {core.reaped}\n"
             f"# TYPE taskq_scheduler_jobs_promoted_total counter\ntaskq_scheduler_jobs_promoted_total {core.promoted}\n"
+            f"# TYPE taskq_archived_jobs_total counter\ntaskq_archived_jobs_total {self._retention.archived}\n"
+            f"# TYPE taskq_expired_archive_jobs_total counter\n"
+            f"taskq_expired_archive_jobs_total {self._retention.expired}\n"
             f"# TYPE taskq_cron_fired_total counter\ntaskq_cron_fired_total {fires.fired}\n"
             f"# TYPE taskq_cron_suppressed_total counter\ntaskq_cron_suppressed_total {fires.suppressed}\n"
             f"# TYPE taskq_cron_skipped_slots_total counter\ntaskq_cron_skipped_slots_total {fires.skipped}\n"

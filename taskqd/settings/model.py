@@ -153,6 +153,21 @@ class Settings(BaseSettings):
         60.0, 1, DAY, "How long a claim holds a job without renewal, before another worker may run it."
     )
     max_heartbeat_failures: v.Whole = _count(3, 1, 100, "Failed beats in a row after which a worker gives up its jobs.")
+    prune_retention_succeeded: v.Seconds = _seconds(
+        30 * DAY, 0, 100 * YEAR, "How long a job that succeeded is kept before it moves to the archive."
+    )
+    prune_retention_failed: v.Seconds = _seconds(90 * DAY, 0, 100 * YEAR, "The same of one that failed.")
+    prune_retention_cancelled: v.Seconds = _seconds(30 * DAY, 0, 100 * YEAR, "The same of one that was cancelled.")
+    prune_retention_abandoned: v.Seconds = _seconds(
+        90 * DAY, 0, 100 * YEAR, "The same of one that crashed or was abandoned."
+    )
+    archive_retention_period: v.Seconds = _seconds(
+        365 * DAY, 0, 100 * YEAR, "How long a job stays in the archive; then it is deleted."
+    )
+    event_retention_period: v.Seconds = _seconds(
+        7 * DAY, 0, 100 * YEAR, "How long a row of job_events is kept; 0 is for ever."
+    )
+    prune_batch_size: v.Whole = _count(2000, 50, 10_000, "Rows that one batch of retention looks at.")
     sweep_interval: v.Seconds = _seconds(
         5.0, 0.5, 3600, "Time between two ticks: expired leases are taken back, lapsed deadlines end their jobs."
     )

@@ -1,0 +1,151 @@
+"""Retention: ended jobs move to the archive, and what has been kept for its time goes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from taskqd.domain.background import BackgroundLoop, FailureHook
+from taskqd.settings import Settings
+from taskqd.storage.statements import load
+
+CADENCE = 60.0
+"""Seconds between two rounds."""
+SLICE = 5.0
+"""Seconds that a round may take before it lets others at the database; it goes on half a second later."""
+BATCH_TIMEOUT = 1.75
+"""Seconds that one batch may take; one that takes longer is undone, and the next is half as large."""
+MIN_BATCH = 50
+GROW_AFTER = 5
+"""Batches in a row that were quick enough for a larger one."""
+KEEP_DECISIONS = 90 * 86400.0
+_BEGINNING = (datetime(1, 1, 1, tzinfo=UTC), UUID(int=0))
+
+
+class BatchSize:
+    """How many rows a batch takes: halved when one was too slow, grown by half after five that were not."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.size = most
+        self._quick = 0
+
+    def was_quick(self) -> None:
+        """A batch came through."""
+        self._quick += 1
+        if self._quick >= GROW_AFTER and self.size < self.most:
+            self._quick = 0
+            self.size = min(self.most, self.size + max(1, self.size // 2))
+
+    def was_slow(self) -> None:
+        """A batch was undone."""
+        self._quick = 0
+        self.size = max(min(MIN_BATCH, self.most), self.size // 2)
+
+
+class Retention:
+    """Runs the duties of retention through ``pool``, one batch at a time, each in a transaction of its own.
+
+    Two that run at once share the work. A round that is broken off, by a stop or by its slice, leaves where it was in
+    the table ``maintenance``, and whoever comes next goes on from there.
+    """
+
+    def __init__(self, pool: Any, schema: str, settings: Settings) -> None:
+        self._pool = pool
+        self._sql = load("retention", schema)
+        self._settings = settings
+        self._batch = BatchSize(settings.prune_batch_size)
+        self.archived = 0
+        """Jobs moved to the archive since the start."""
+        self.expired = 0
+        """Archived jobs deleted since the start."""
+
+    async def run(self, stopping: Callable[[], bool], slice_seconds: float = SLICE) -> bool:
+        """One round of every duty, for at most ``slice_seconds``; True when all of them found nothing more."""
+        until = time.monotonic() + slice_seconds
+        settings = self._settings
+        done = await self._archive(stopping, until)
+        done &= await self._drain("archive_expiry", "expire_archive", (), stopping, until)
+        if settings.event_retention_period:
+            done &= await self._drain("events", "prune_events", (settings.event_retention_period,), stopping, until)
+        done &= await self._drain("decisions", "prune_decisions", (KEEP_DECISIONS,), stopping, until)
+        kept = max(settings.prune_retention_failed, settings.prune_retention_abandoned)
+        done &= await self._drain("batches", "prune_batches", (kept,), stopping, until)
+        return done
+
+    async def _archive(self, stopping: Callable[[], bool], until: float) -> bool:
+        settings = self._settings
+        stored = await self._pool.fetchval(self._sql.begin_duty, "archive", timeout=BATCH_TIMEOUT)
+        at, job = _BEGINNING
+        if stored is not None:
+            cursor = json.loads(stored)
+            at, job = datetime.fromisoformat(cursor["at"]), UUID(cursor["id"])
+        while not (broken := stopping() or time.monotonic() >= until):
+            record = await self._within(
+                self._pool.fetchrow,
+                "archive",
+                at,
+                job,
+                settings.prune_retention_succeeded,
+                settings.prune_retention_failed,
+                settings.prune_retention_cancelled,
+                settings.prune_retention_abandoned,
+                settings.archive_retention_period,
+            )
+            if record is None:
+                continue
+            size, answer = record
+            self.archived += answer["done"]
+            if answer["looked"] < size:
+                break
+            at, job = answer["at"], answer["id"]
+        left = json.dumps({"at": at.isoformat(), "id": str(job)}) if broken and (at, job) != _BEGINNING else None
+        await self._pool.execute(self._sql.end_duty, "archive", left, None, timeout=BATCH_TIMEOUT)
+        return not broken
+
+    async def _drain(
+        self, duty: str, statement: str, arguments: tuple[Any, ...], stopping: Callable[[], bool], until: float
+    ) -> bool:
+        while not (stopping() or time.monotonic() >= until):
+            found = await self._within(self._pool.fetchval, statement, *arguments)
+            if found is None:
+                continue
+            size, deleted = found
+            if duty == "archive_expiry":
+                self.expired += deleted
+            if deleted < size:
+                return True
+        return False
+
+    async def _within(self, fetch: Callable[..., Any], statement: str, *arguments: Any) -> tuple[int, Any] | None:
+        """Run one batch; None when it was too slow, and undone."""
+        size = self._batch.size
+        try:
+            answer = await fetch(self._sql[statement], size, *arguments, timeout=BATCH_TIMEOUT)
+        except (TimeoutError, asyncpg.QueryCanceledError):
+            if size <= MIN_BATCH:
+                raise
+            self._batch.was_slow()
+            return None
+        self._batch.was_quick()
+        return size, answer
+
+
+class RetentionLoop:
+    """Runs the rounds of retention until stopped."""
+
+    def __init__(self, retention: Retention, *, on_failure: FailureHook) -> None:
+        self._retention = retention
+        self.loop = BackgroundLoop(
+            "retention", self._step, cadence=CADENCE, on_failure=on_failure, backoff=CADENCE, backoff_cap=30 * CADENCE
+        )
+
+    async def _step(self) -> float | None:
+        done = await self._retention.run(lambda: self.loop.stopping)
+        return None if done else SLICE / 10

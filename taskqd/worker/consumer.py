@@ -96,6 +96,11 @@ class Consumers:
         return list(self._running.values())
 
     @property
+    def all_given_up(self) -> bool:
+        """True while every slot is held by a handler that was settled though it had not ended."""
+        return len(self._running) == self._slots.size and all(one.given_up for one in self._running.values())
+
+    @property
     def crashed(self) -> list[str]:
         """Consumers that ended by an error of ours; a worker with one is not ready."""
         return [

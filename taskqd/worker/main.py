@@ -31,11 +31,12 @@ from taskqd.storage.statements import load
 from taskqd.storage.swap import SwapPool
 from taskqd.worker import report
 from taskqd.worker.closing import all_within
-from taskqd.worker.engine import Engine
+from taskqd.worker.engine import Engine, loop_failed
 from taskqd.worker.idle import IdleWatch
 from taskqd.worker.injection import announce
 from taskqd.worker.isolated.launch import Launched, launch
 from taskqd.worker.shutdown import LAST_SECOND, TAIL, ShutdownPlan, exit_within
+from taskqd.worker.stuck import StuckWatch
 from taskqd.worker.watchdog import Watchdog
 
 _ENLIST_TIMEOUT = 30.0
@@ -99,6 +100,7 @@ class Worker:
         self._until_idle = False
         self._max_runtime: float | None = None
         self._idle_watch: IdleWatch | None = None
+        self._stuck_watch: StuckWatch | None = None
         self._end: ExitCode | None = None
         self._recycled = False
         self._group_ends = False
@@ -114,7 +116,7 @@ class Worker:
             settings.health_socket_path,
             live=lambda: report.live(self._phase),
             ready=lambda: report.ready(self._engine, self._phase, settings.heartbeat_interval),
-            metrics=lambda: report.metrics(self._engine),
+            metrics=lambda: report.metrics(self._engine) + self._watchdog.stalls.metrics(),
             on_place=tell_place,
         )
 
@@ -178,6 +180,10 @@ class Worker:
         if self._link is not None:
             self._link.send_ready()  # before threads are started that the rest would compete with
         self._engine.start()
+        self._stuck_watch = StuckWatch(
+            self._engine.consumers, settings.cleanup_grace_period, self._on_stuck, loop_failed
+        )
+        self._stuck_watch.loop.start()
         if self._until_idle:
             self._idle_watch = self._engine.watch_idle(self._max_runtime, self._on_idle)
         if self._link is not None:
@@ -312,6 +318,14 @@ class Worker:
             self._recycled = True
             self._begin_stop()
 
+    def _on_stuck(self) -> None:
+        """Make room for a fresh process at once: nothing that runs here is waited for."""
+        self._recycle()
+        if self._plan is not None:
+            for _ in range(2):
+                self._plan.hurry()
+            self._plan_changed.set()
+
     def _on_idle(self, code: ExitCode) -> None:
         if self._plan is None:
             self._end = code
@@ -349,6 +363,8 @@ class Worker:
         self._phase = "closing"
         if self._idle_watch is not None:
             await self._idle_watch.stop()
+        if self._stuck_watch is not None:
+            await self._stuck_watch.loop.stop(0.1)
         if self._engine is not None:
             await self._engine.close(with_group=self._group_ends)
         await all_within(1.0, self._health.stop())

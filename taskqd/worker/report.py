@@ -23,6 +23,8 @@ def ready(engine: Engine | None, phase: str, heartbeat_interval: float) -> Repor
     if engine is None or phase != "running":
         return Report(False, {"ready": False, "reason": f"the worker is {phase}", "phase": phase})
     reasons = list(engine.consumers.crashed)
+    if engine.consumers.all_given_up:
+        reasons.append("every slot is held by a handler that has outrun its time")
     if engine.isolation is not None and engine.isolation.lost:
         reasons.append("the process that isolated actors are forked from has ended")
     if engine.isolated:

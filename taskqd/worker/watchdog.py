@@ -11,6 +11,7 @@ import time
 
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.observe.logs import flush, get_logger
+from taskqd.worker.stall import ADVICE, Stalls, find_stall
 
 _log = get_logger("taskqd.watchdog")
 
@@ -27,8 +28,9 @@ def trip(detector: str, why: str, code: ExitCode = ExitCode.INTERNAL) -> None:
 class Watchdog:
     """Watches the event loop it is started on.
 
-    A lag over ``warn`` seconds is logged with every thread's stack, once an episode; over ``budget`` seconds it trips.
-    A stall of the whole machine is told from a blocked loop by this thread's own clock and trips nothing.
+    A lag over ``warn`` seconds is logged with every thread's stack, once an episode, and attributed to the actor whose
+    handler is to blame; over ``budget`` seconds it trips. A stall of the whole machine is told from a blocked loop by
+    this thread's own clock and trips nothing.
     """
 
     def __init__(self, *, budget: float, warn: float, check_interval: float) -> None:
@@ -39,12 +41,16 @@ class Watchdog:
         self._stop = threading.Event()
         self._deadline: float | None = None
         self._warned = False
+        self._watched = 0
+        self.stalls = Stalls()
+        """Whose handlers have blocked the loop so far."""
         self._thread = threading.Thread(target=self._watch, name="taskqd-watchdog", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
         """Start watching the running loop."""
         self._loop = asyncio.get_running_loop()
+        self._watched = threading.get_ident()
         self._beat()
         self._thread.start()
 
@@ -84,5 +90,20 @@ class Watchdog:
                 self._warned = True
                 _log.warning("worker-watchdog-lag-warn", lag=round(lag, 2))
                 faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+                self._attribute()
             elif lag <= self._warn:
                 self._warned = False
+
+    def _attribute(self) -> None:
+        stall = find_stall(self._watched)
+        if stall is None:
+            return
+        self.stalls.add(stall)
+        _log.error(
+            "event-loop-stall-attributed",
+            actor=stall.attempt.ref.name,
+            job_id=str(stall.attempt.job_id),
+            kind=stall.kind,
+            line=stall.line,
+            advice=ADVICE[stall.kind],
+        )

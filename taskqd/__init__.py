@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from taskqd.client.batch import EnqueueItem as EnqueueItem
     from taskqd.client.batch import wait_for_batch as wait_for_batch
     from taskqd.client.control import CancelResult as CancelResult
+    from taskqd.client.filter import JobFilter as JobFilter
+    from taskqd.client.filter import JobOrder as JobOrder
     from taskqd.client.handle import JobHandle as JobHandle
     from taskqd.client.rows import JobProgress as JobProgress
+    from taskqd.client.schedules import ScheduleHandle as ScheduleHandle
     from taskqd.client.taskq import TaskQ as TaskQ
     from taskqd.domain.errors import ActorDefinitionError as ActorDefinitionError
     from taskqd.domain.errors import ActorProcessDied as ActorProcessDied
@@ -83,8 +86,10 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
     "taskqd.actors.schedules": ("cron", "every"),
     "taskqd.client.batch": ("EnqueueItem", "wait_for_batch"),
     "taskqd.client.control": ("CancelResult",),
+    "taskqd.client.filter": ("JobFilter", "JobOrder"),
     "taskqd.client.handle": ("JobHandle",),
     "taskqd.client.rows": ("JobProgress",),
+    "taskqd.client.schedules": ("ScheduleHandle",),
     "taskqd.client.taskq": ("TaskQ",),
     "taskqd.domain.errors": (
         "ActorDefinitionError",

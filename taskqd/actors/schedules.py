@@ -137,10 +137,7 @@ def every(interval: timedelta | float, actor: Any = None, /, **options: Unpack[S
 
     A number is seconds. The first slot is one interval after its creation; a late fire moves none of the others.
     """
-    seconds = interval.total_seconds() if isinstance(interval, timedelta) else interval
-    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool):
-        raise ScheduleDefinitionError(f"every({interval!r}): an interval must be a timedelta or seconds")
-    return _declare(actor, "every", f"{seconds:.6f}".rstrip("0").rstrip("."), {}, options)
+    return _declare(actor, "every", interval_text(interval), {}, options)
 
 
 def declared_schedules(actors: Iterable[ActorRef[Any, Any]]) -> dict[str, DeclaredSchedule]:
@@ -155,11 +152,32 @@ def declared_schedules(actors: Iterable[ActorRef[Any, Any]]) -> dict[str, Declar
     return found
 
 
-def _declare(actor: Any, kind: Kind, expression: str, zone: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+def declare_schedule(
+    actor: ActorRef[Any, Any], when: str | timedelta, zone: Mapping[str, Any], options: Mapping[str, Any]
+) -> DeclaredSchedule:
+    """Return what ``cron``, or for a ``timedelta`` ``every``, would declare of an actor."""
+    kind: Kind = "every" if isinstance(when, timedelta) else "cron"
+    _check_options(kind, zone, options)
+    return _declared(actor, kind, interval_text(when) if isinstance(when, timedelta) else when, zone, **options)
+
+
+def interval_text(interval: timedelta | float) -> str:
+    """Return an interval as it is stored: seconds."""
+    seconds = interval.total_seconds() if isinstance(interval, timedelta) else interval
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool):
+        raise ScheduleDefinitionError(f"every({interval!r}): an interval must be a timedelta or seconds")
+    return f"{seconds:.6f}".rstrip("0").rstrip(".")
+
+
+def _check_options(kind: Kind, zone: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     unknown = next((option for option in options if option not in ScheduleOptions.__annotations__), None)
     if unknown is not None:
         known = [*ScheduleOptions.__annotations__, *zone]
         raise ScheduleDefinitionError(f"{kind}() has no option {unknown!r}{nearest(unknown, known)}")
+
+
+def _declare(actor: Any, kind: Kind, expression: str, zone: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    _check_options(kind, zone, options)
 
     def attach(ref: Any) -> Any:
         if not isinstance(ref, ActorRef):

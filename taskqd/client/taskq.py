@@ -10,12 +10,15 @@ from typing import Any, Self, TypeVar
 from uuid import UUID
 
 from taskqd.actors.actor import ActorRef
-from taskqd.client.batch import BatchFilter, BatchSummary
-from taskqd.client.control import CancelResult
+from taskqd.client.batch import BatchFilter
+from taskqd.client.control import BulkCancelResult, CancelResult
 from taskqd.client.enqueue import Connection, Enqueuer
+from taskqd.client.filter import JobFilter, JobPage
 from taskqd.client.handle import JobHandle
 from taskqd.client.jobs import Jobs
+from taskqd.client.reads import Summaries
 from taskqd.client.rows import JobRow
+from taskqd.client.schedules import ScheduleCalls
 from taskqd.client.wake import WakeSender
 from taskqd.settings.client import client_settings
 from taskqd.storage.connect import create_pool
@@ -65,7 +68,7 @@ class _Bound:
         return getattr(self.pool, name)
 
 
-class TaskQ(Jobs):
+class TaskQ(Jobs, ScheduleCalls):
     """A client of one taskqd schema::
 
         async with TaskQ(dsn="postgresql://app@db/app") as tq:

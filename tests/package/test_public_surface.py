@@ -63,6 +63,7 @@ SURFACE = [
     "RetryPolicy",
     "ScheduleChangedError",
     "ScheduleDefinitionError",
+    "ScheduleHandle",
     "SchemaNotMigratedError",
     "SchemaOutOfRangeError",
     "Scope",

@@ -45,3 +45,13 @@ async def tq(dsn: str, schema: str) -> AsyncIterator[TaskQ]:
 def fleet(start: Callable[..., Command], child_env: dict[str, str], short_dir: Path) -> Fleet:
     """Processes of this test's schema."""
     return Fleet(start, child_env, short_dir)
+
+
+@pytest.fixture
+async def other(dsn: str) -> AsyncIterator[asyncpg.Connection]:
+    """A session whose transactions others wait for, or pass."""
+    conn = await asyncpg.connect(dsn, timeout=30)
+    try:
+        yield conn
+    finally:
+        await conn.close(timeout=10)

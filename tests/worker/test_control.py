@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
@@ -117,20 +116,9 @@ async def test_a_cancellation_is_part_of_the_callers_transaction(
     assert (await jobs.row(job))["status"] == "pending"
 
 
-ROUNDS = 20
-
-
 # -- races, choreographed with locks ----------------------------------------------------------------
 
 ROUNDS = 20
-
-
-@pytest.fixture
-async def other(dsn: str) -> AsyncIterator[asyncpg.Connection]:
-    """A session whose transactions others wait for."""
-    conn = await asyncpg.connect(dsn, timeout=30)
-    yield conn
-    await conn.close(timeout=10)
 
 
 async def test_a_cancel_that_waits_for_a_claim_asks_the_attempt(

@@ -1250,6 +1250,57 @@ begin
 end
 $$;
 
+-- The jobs that fit, null fits all, in one of three orders, those behind a position. Planned for the very values of each
+-- call, so that what is null costs nothing and what is given finds its index: jobs_batch, jobs_identity, jobs_tags,
+-- jobs_finished, the primary key.
+create function {schema}.list_jobs(
+    of_queue text, of_statuses {schema}.job_status[], of_actor text, of_identity text, of_batch uuid, of_tags text[],
+    in_order text, max_rows integer, after_priority integer, after_time timestamptz, after_id uuid
+) returns setof {schema}.jobs
+language plpgsql stable set plan_cache_mode = force_custom_plan as $$
+begin
+    if in_order = 'created' then
+        return query
+        select j.* from {schema}.jobs j
+        where (after_id is null or j.id < after_id)
+          and (of_queue is null or j.queue = of_queue)
+          and (of_statuses is null or j.status = any(of_statuses))
+          and (of_actor is null or j.actor = of_actor)
+          and (of_identity is null or j.identity_key = of_identity)
+          and (of_batch is null or j.batch_id = of_batch)
+          and (of_tags is null or j.tags && of_tags)
+        order by j.id desc
+        limit max_rows;
+    elsif in_order = 'finished' then
+        return query
+        select j.* from {schema}.jobs j
+        where j.status in ('succeeded', 'failed', 'cancelled', 'crashed', 'abandoned')
+          and (after_id is null or (j.finished_at, j.id) < (after_time, after_id))
+          and (of_queue is null or j.queue = of_queue)
+          and (of_statuses is null or j.status = any(of_statuses))
+          and (of_actor is null or j.actor = of_actor)
+          and (of_identity is null or j.identity_key = of_identity)
+          and (of_batch is null or j.batch_id = of_batch)
+          and (of_tags is null or j.tags && of_tags)
+        order by j.finished_at desc, j.id desc
+        limit max_rows;
+    else
+        return query
+        select j.* from {schema}.jobs j
+        where (after_id is null or j.priority < after_priority
+               or (j.priority = after_priority and (j.scheduled_at, j.id) > (after_time, after_id)))
+          and (of_queue is null or j.queue = of_queue)
+          and (of_statuses is null or j.status = any(of_statuses))
+          and (of_actor is null or j.actor = of_actor)
+          and (of_identity is null or j.identity_key = of_identity)
+          and (of_batch is null or j.batch_id = of_batch)
+          and (of_tags is null or j.tags && of_tags)
+        order by j.priority desc, j.scheduled_at, j.id
+        limit max_rows;
+    end if;
+end
+$$;
+
 -- Enqueues a job from SQL: psql, triggers, pg_cron, other languages. The retry curve and the queue are what the actor's
 -- worker last stored in actor_config. Returns the job's id; with an idempotency key that is taken, the holder's id.
 create function {schema}.enqueue(

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from taskqd.domain.errors import DIError as DIError
     from taskqd.domain.errors import DuplicateIdempotencyKeyError as DuplicateIdempotencyKeyError
     from taskqd.domain.errors import EmptyBatchError as EmptyBatchError
+    from taskqd.domain.errors import EmptyFilterError as EmptyFilterError
     from taskqd.domain.errors import IdempotencyKeyActorMismatchError as IdempotencyKeyActorMismatchError
     from taskqd.domain.errors import IdempotencyKeyTakenError as IdempotencyKeyTakenError
     from taskqd.domain.errors import IllegalStateTransition as IllegalStateTransition
@@ -105,6 +106,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "DependencyCycle",
         "DuplicateIdempotencyKeyError",
         "EmptyBatchError",
+        "EmptyFilterError",
         "IdempotencyKeyActorMismatchError",
         "IdempotencyKeyTakenError",
         "IllegalStateTransition",

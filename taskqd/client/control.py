@@ -10,12 +10,17 @@ import asyncpg
 
 from taskqd.client.admission import collision
 from taskqd.client.enqueue import transaction_on
+from taskqd.client.filter import JobFilter
 from taskqd.client.unmigrated import explain_unmigrated
-from taskqd.domain.errors import IdempotencyKeyTakenError, IllegalStateTransition, JobNotFoundError
-from taskqd.domain.status import TERMINAL, JobStatus
+from taskqd.domain.errors import EmptyFilterError, IdempotencyKeyTakenError, IllegalStateTransition, JobNotFoundError
+from taskqd.domain.status import ACTIVE, TERMINAL, JobStatus
 from taskqd.storage.statements import load
 
 MAX_REASON = 1000
+WINDOW = 500
+"""Jobs that one transaction of ``cancel_where`` cancels."""
+DEADLOCKS = 3
+"""How often such a transaction is tried again when Postgres ends it for the sake of another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,29 @@ class CancelResult:
     cancellation_initiated: bool
 
 
+@dataclass(frozen=True, slots=True)
+class BulkCancelResult:
+    """What a cancellation of many did: jobs that waited are cancelled, attempts of running ones were asked to stop."""
+
+    cancelled_ids: list[UUID]
+    cancel_requested_ids: list[UUID]
+
+    @property
+    def cancelled_directly(self) -> int:
+        """How many jobs were cancelled at once."""
+        return len(self.cancelled_ids)
+
+    @property
+    def cancel_requested(self) -> int:
+        """How many attempts were asked to stop."""
+        return len(self.cancel_requested_ids)
+
+    @property
+    def total_affected(self) -> int:
+        """How many jobs it changed."""
+        return self.cancelled_directly + self.cancel_requested
+
+
 class JobControl:
     """Cancels and retries jobs of one schema, through a pool or on a connection of the caller."""
 
@@ -42,13 +70,40 @@ class JobControl:
 
     async def cancel(self, job_id: UUID, reason: str | None, connection: Any | None) -> CancelResult:
         """See ``TaskQ.cancel``."""
-        if reason is not None and (len(reason) > MAX_REASON or "\x00" in reason or not _encodes(reason)):
-            raise ValueError(f"reason must be at most {MAX_REASON} characters, without NUL and lone surrogates")
+        _check_reason(reason)
         with explain_unmigrated(self._schema):
             record = await (connection or self._pool).fetchrow(self._sql.cancel, job_id, reason)
         if record is None:
             raise JobNotFoundError(job_id)
         return CancelResult(job_id, JobStatus(record["before"]), JobStatus(record["after"]), record["initiated"])
+
+    async def cancel_where(self, which: JobFilter, reason: str | None, allow_empty_filter: bool) -> BulkCancelResult:
+        """See ``TaskQ.cancel_where``."""
+        _check_reason(reason)
+        if which.is_empty and not allow_empty_filter:
+            raise EmptyFilterError
+        result = BulkCancelResult([], [])
+        active = sorted(ACTIVE.intersection(which.statuses or ACTIVE))
+        queue, _, *others = which.arguments()
+        last: UUID | None = None
+        while active:
+            record = await self._cancel_window(queue, active, *others, reason, WINDOW, last)
+            result.cancelled_ids.extend(record["cancelled"])
+            result.cancel_requested_ids.extend(record["requested"])
+            if record["picked"] < WINDOW:
+                break
+            last = record["last"]
+        return result
+
+    async def _cancel_window(self, *arguments: Any) -> Any:
+        for again in range(DEADLOCKS, -1, -1):
+            try:
+                with explain_unmigrated(self._schema):
+                    return await self._pool.fetchrow(self._sql.cancel_where, *arguments)
+            except asyncpg.DeadlockDetectedError:
+                if not again:
+                    raise
+        raise AssertionError
 
     async def retry(self, job_id: UUID, connection: Any | None) -> None:
         """See ``TaskQ.retry``."""
@@ -66,6 +121,11 @@ class JobControl:
         if not record["retried"]:
             ended = ", ".join(sorted(TERMINAL))
             raise IllegalStateTransition(job_id, record["before"], f"only a job that is {ended} can be retried")
+
+
+def _check_reason(reason: str | None) -> None:
+    if reason is not None and (len(reason) > MAX_REASON or "\x00" in reason or not _encodes(reason)):
+        raise ValueError(f"reason must be at most {MAX_REASON} characters, without NUL and lone surrogates")
 
 
 def _encodes(text: str) -> bool:

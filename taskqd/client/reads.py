@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 from taskqd.client.batch import BatchFilter, BatchSummary
 from taskqd.client.control import JobControl
+from taskqd.client.filter import MAX_PAGE, JobFilter, JobPage
 from taskqd.client.rows import JobProgress, JobRow
 from taskqd.client.unmigrated import explain_unmigrated
 from taskqd.domain.errors import JobNotFoundError
 from taskqd.domain.status import JobStatus
 from taskqd.storage.statements import load
 
-MAX_PAGE = 1000
 _FIRST = UUID(int=0)
+
+Rows: TypeAlias = list[JobRow]
+Summaries: TypeAlias = list[BatchSummary]
 
 
 class JobReader:
@@ -55,6 +58,13 @@ class JobReader:
             raise JobNotFoundError(job_id)
         return JobProgress.from_record(record)
 
+    async def list(self, which: JobFilter) -> JobPage:
+        """See ``TaskQ.list``."""
+        arguments = (*which.arguments(), which.order_by, which.limit, *which.position())
+        with explain_unmigrated(self._schema):
+            records = await self._pool.fetch(self._sql.list_jobs, *arguments)
+        return which.page([JobRow.from_record(record) for record in records])
+
     async def batch_counts(self, batch_id: UUID, *, exclude_job_id: UUID | None = None) -> dict[str, int]:
         """Return how many jobs of the batch are in each status; a status without jobs is left out."""
         with explain_unmigrated(self._schema):
@@ -67,14 +77,14 @@ class JobReader:
             state: str | None = await self._pool.fetchval(self._sql.batch_state, batch_id)
         return state
 
-    async def list_batches(self, which: BatchFilter) -> list[BatchSummary]:
+    async def list_batches(self, which: BatchFilter) -> Summaries:
         """See ``TaskQ.list_batches``."""
         arguments = (which.batch_id, which.queue, which.active, which.limit)
         with explain_unmigrated(self._schema):
             records = await self._pool.fetch(self._sql.batches, *arguments)
         return [BatchSummary.from_record(record) for record in records]
 
-    async def batch_jobs(self, batch_id: UUID, *, after: UUID | None = None, limit: int = 500) -> list[JobRow]:
+    async def batch_jobs(self, batch_id: UUID, *, after: UUID | None = None, limit: int = 500) -> Rows:
         """Return a page of the batch's jobs in the order they were made, those after the job ``after``.
 
         ``limit`` is 1 to 1,000; a shorter page is the last. Raises ``ValueError``.

@@ -210,7 +210,25 @@ class TaskQ(Jobs, ScheduleCalls):
         """
         await self._reader.control.retry(job_id, connection)
 
-    async def list_batches(self, which: BatchFilter | None = None) -> list[BatchSummary]:
+    async def cancel_where(
+        self, which: JobFilter, reason: str | None = None, *, allow_empty_filter: bool = False
+    ) -> BulkCancelResult:
+        """Cancel all jobs that fit and have not ended, as :meth:`cancel` does one. Order, limit, cursor mean nothing.
+
+        It commits 500 at a time, the newest first, so what is interrupted is done in part and may be called again. Jobs
+        that are enqueued meanwhile may be left. Raises ``EmptyFilterError`` when all jobs fit, unless
+        ``allow_empty_filter``, and ``ValueError`` for a reason that cannot be stored.
+        """
+        return await self._reader.control.cancel_where(which, reason, allow_empty_filter)
+
+    async def list(self, which: JobFilter | None = None) -> JobPage:
+        """Return a page of the jobs that fit, all by default; ``next_cursor`` of it is the ``cursor`` of the next.
+
+        Raises ``ValueError`` for a cursor that is none, or of a page in another order.
+        """
+        return await self._reader.list(JobFilter() if which is None else which)
+
+    async def list_batches(self, which: BatchFilter | None = None) -> Summaries:
         """Return the newest batches that were opened by ``enqueue_batch`` and the like, newest first."""
         return await self._reader.list_batches(BatchFilter() if which is None else which)
 

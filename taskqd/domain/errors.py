@@ -285,6 +285,13 @@ class JobNotFoundError(TaskQError, KeyError):
         return str(self.args[0])
 
 
+class EmptyFilterError(TaskQError, ValueError):
+    """All jobs fit what is to be cancelled; that takes ``allow_empty_filter=True``."""
+
+    def __init__(self) -> None:
+        super().__init__("all jobs fit this filter; pass allow_empty_filter=True to cancel all of them")
+
+
 class EmptyBatchError(TaskQError):
     """A waited-for batch holds fewer jobs than expected and none is in flight."""
 

@@ -95,6 +95,16 @@ select id, actor, queue, route, status::text as status, priority, attempt, max_a
     progress_seq, progress_state::text as progress_state
 from {schema}.jobs where batch_id = $1::uuid and id > $2::uuid order by id limit $3::int
 
+-- name: list_jobs
+-- A page of the jobs that fit. What serves it is told at the function.
+select id, actor, queue, route, status::text as status, priority, attempt, max_attempts, epoch, interrupt_count,
+    snooze_count, created_at, scheduled_at, claimed_at, started_at, finished_at, schedule_to_close, worker_id, batch_id,
+    idempotency_scope, idempotency_key, identity_key, fairness_key, payload::text as payload, result::text as result,
+    metadata::text as metadata, tags, error_class, error_message, error_traceback,
+    progress_seq, progress_state::text as progress_state
+from {schema}.list_jobs($1::text, $2::text[]::{schema}.job_status[], $3::text, $4::text, $5::uuid, $6::text[], $7::text,
+    $8::int, $9::int, $10::timestamptz, $11::uuid)
+
 -- name: cancel
 -- Cancels one job: at once while it waits, by asking its attempt while it runs; one that has ended stays as it is. Tells
 -- the workers at commit. Primary key of jobs, then its batch.
@@ -124,6 +134,42 @@ select l.status::text as before, coalesce(d.status, l.status)::text as after, d.
     (select {schema}.count_batches(array_agg(e.batch_id), array_agg(e.old), array_agg(e.status))
      from ended e where e.batch_id is not null)
 from locked l left join done d on true
+
+-- name: cancel_where
+-- Cancels a window of the jobs that fit and have not ended, as `cancel` does one, the newest first; $7 is the reason, $8
+-- how many, behind the id $9. Answers each job of the window; what ended before it was locked is left alone. What serves
+-- it is told at list_jobs(); then the primary key of jobs, locked in id order, then their batches.
+with picked as materialized (
+    select id from {schema}.list_jobs($1::text, $2::text[]::{schema}.job_status[], $3::text, $4::text, $5::uuid, $6::text[],
+        'created', $8::int, null, null, $9::uuid)
+), locked as materialized (
+    select j.id, j.status from {schema}.jobs j where j.id = any(array(select id from picked))
+    order by j.id
+    for no key update
+), ended as (
+    update {schema}.jobs j set
+        status = 'cancelled', epoch = j.epoch + 1, finished_at = clock_timestamp(),
+        cancel_requested_at = clock_timestamp(), cancel_phase = 0,
+        error_class = 'CancelledBeforeStart', error_message = $7::text, error_traceback = null,
+        idempotency_freed = j.unique_while_active
+    from locked l where j.id = l.id and l.status in ('scheduled', 'pending')
+    returning j.id, j.status, l.status as old, j.batch_id
+), requested as (
+    update {schema}.jobs j set cancel_requested_at = clock_timestamp(), cancel_phase = 1
+    from locked l where j.id = l.id and l.status = 'running' and j.cancel_requested_at is null
+    returning j.id, j.status, l.status as old
+), done as (
+    select id, status, old from ended union all select id, status, old from requested
+), noted as (
+    insert into {schema}.job_events (job_id, kind, detail)
+    select d.id, 'cancel', jsonb_build_object('from_state', d.old, 'to_state', d.status, 'reason', $7::text)
+    from done d
+)
+select array(select id from ended order by id) as cancelled, array(select id from requested order by id) as requested,
+    (select count(*) from picked) as picked, (select id from picked order by id limit 1) as last,
+    (select {schema}.notify_cancel() where exists (select from requested)),
+    (select {schema}.count_batches(array_agg(e.batch_id), array_agg(e.old), array_agg(e.status))
+     from ended e where e.batch_id is not null)
 
 -- name: retry
 -- Puts an ended job back into its queue, with one attempt more where it had none left; its end is kept in job_attempts.

@@ -30,6 +30,8 @@ FIRING_SLICE = 5.0
 """Seconds that one round takes before it lets others at the database."""
 RETRY_AFTER, LONGEST_RETRY = 30.0, 3600.0
 """Seconds until a schedule that could not fire is tried again, doubled with each failure in a row."""
+HEALTH_CADENCE = 15.0
+"""Seconds between two looks at how the schedules fare."""
 MAX_BACKOFF = 30.0
 
 _DATA_ERRORS = (asyncpg.DataError, asyncpg.CheckViolationError, asyncpg.NotNullViolationError)
@@ -77,6 +79,8 @@ class Firing:
         self._owner = owner
         self._timeout = statement_timeout
         self.total = FireCounts()
+        self.auto_paused, self.oldest_due = 0, 0.0
+        """Schedules that their failures have paused, and the seconds that the oldest due one has waited, as last read."""
         self.latest_lateness = 0.0
         """Seconds from the last slot of the last batch to its job."""
 
@@ -97,6 +101,11 @@ class Firing:
         """Return the seconds until the next schedule is due, None without one."""
         seconds: float | None = await self._pool.fetchval(self._sql.next_due, timeout=self._timeout)
         return seconds
+
+    async def read_health(self) -> None:
+        """Read how the schedules fare."""
+        record = await self._pool.fetchrow(self._sql.schedule_health, timeout=self._timeout)
+        self.auto_paused, self.oldest_due = record["auto_paused"], record["oldest_due"]
 
     async def _fire_batch(self, stopping: Callable[[], bool], counts: FireCounts) -> bool:
         """Claim and fire once; return whether more is due, as far as this can tell."""
@@ -238,6 +247,7 @@ class FiringLoop:
     def __init__(self, firing: Firing, *, may_begin: Callable[[], bool], on_failure: FailureHook) -> None:
         self._firing = firing
         self._may_begin = may_begin
+        self._health_due = 0.0
         self.loop = BackgroundLoop(
             "schedules", self._step, cadence=CADENCE, on_failure=on_failure, backoff_cap=MAX_BACKOFF, jitter=0.01
         )
@@ -248,5 +258,8 @@ class FiringLoop:
         _, done = await self._firing.fire_due(lambda: self.loop.stopping)
         if not done:
             return 0.0
+        if time.monotonic() >= self._health_due:
+            self._health_due = time.monotonic() + HEALTH_CADENCE
+            await self._firing.read_health()
         wait = await self._firing.next_due()
         return CADENCE if wait is None else min(CADENCE, max(SHORTEST_WAIT, wait))

@@ -310,7 +310,7 @@ class Scheduler:
         return Report(not reasons, {"ready": not reasons, "reason": "; ".join(reasons), "phase": self._phase})
 
     def _metrics(self) -> str:
-        core, fires = self._core, self._firing.total
+        core, firing, fires = self._core, self._firing, self._firing.total
         return (
             f"# TYPE taskq_scheduler_jobs_reaped_total counter\ntaskq_scheduler_jobs_reaped_total {core.reaped}\n"
             f"# TYPE taskq_scheduler_jobs_promoted_total counter\ntaskq_scheduler_jobs_promoted_total {core.promoted}\n"
@@ -320,5 +320,8 @@ class Scheduler:
             f"# TYPE taskq_cron_fired_total counter\ntaskq_cron_fired_total {fires.fired}\n"
             f"# TYPE taskq_cron_suppressed_total counter\ntaskq_cron_suppressed_total {fires.suppressed}\n"
             f"# TYPE taskq_cron_skipped_slots_total counter\ntaskq_cron_skipped_slots_total {fires.skipped}\n"
+            f"# TYPE taskq_cron_disabled_schedules gauge\ntaskq_cron_disabled_schedules {firing.auto_paused}\n"
+            f"# TYPE taskq_cron_oldest_due_seconds gauge\ntaskq_cron_oldest_due_seconds {firing.oldest_due:.3f}\n"
+            f"# TYPE taskq_cron_lateness_seconds gauge\ntaskq_cron_lateness_seconds {firing.latest_lateness:.3f}\n"
             f"# TYPE taskq_cron_failed_total counter\ntaskq_cron_failed_total {fires.failed}\n"
         )

@@ -483,6 +483,18 @@ async def test_two_at_once_share_the_work_and_repeat_none(
     assert len(await schedules.jobs()) == 300
 
 
+async def test_how_schedules_fare(schedules: ScheduleTable, firing: Firing) -> None:
+    await firing.read_health()
+    assert (firing.auto_paused, firing.oldest_due) == (0, 0)
+    await schedules.plant("new")
+    await schedules.plant("due", due=AGO("1 hour"))
+    await schedules.plant("paused", due=AGO("1 day"))
+    await schedules.update("paused", enabled="false", disabled_by="'auto'")
+    await firing.read_health()
+    assert firing.auto_paused == 1
+    assert 3600 <= firing.oldest_due < 4000
+
+
 async def test_when_the_next_one_is_due(schedules: ScheduleTable, firing: Firing) -> None:
     assert await firing.next_due() is None
     await schedules.plant("a", due="clock_timestamp() + interval '1 hour'")

@@ -389,7 +389,7 @@ def alerts_can_be_seen(found: dict[tuple[str, frozenset[tuple[str, str]]], float
     for rule in rules:
         assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
         assert set(rule["annotations"]) == {"summary", "description"}
-        looked_at = re.findall(r"\b(taskqd_\w+)(?:\{([^}]*)\})?", rule["expr"])
+        looked_at = re.findall(r"\b(taskqd?_\w+)(?:\{([^}]*)\})?", rule["expr"])
         assert looked_at, rule
         for name, matchers in looked_at:
             wanted = set(re.findall(r'(\w+)="([^"]*)"', matchers))

@@ -75,6 +75,14 @@ select extract(epoch from next_fire_at - clock_timestamp())::float8 from {schema
 where enabled and retired_at is null and next_fire_at > statement_timestamp()
 order by next_fire_at limit 1
 
+-- name: schedule_health
+-- How schedules fare: those that failures have paused, and how long the oldest due one has waited. The table is small.
+select count(*) filter (where not enabled and disabled_by = 'auto')::int as auto_paused,
+    coalesce(extract(epoch from clock_timestamp() - min(next_fire_at)
+        filter (where enabled and next_fire_at between '0001-01-01 00:00:00+00' and clock_timestamp())), 0)::float8
+        as oldest_due
+from {schema}.schedules where retired_at is null
+
 -- name: fail_schedules
 -- Records schedules ($1) that could not fire and puts their next tries off; $4 says which count against them. Only
 -- under the token. Answers those that are paused now. Primary key; locks them in id order.

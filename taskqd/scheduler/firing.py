@@ -80,7 +80,7 @@ class Firing:
         self._timeout = statement_timeout
         self.total = FireCounts()
         self.auto_paused, self.oldest_due = 0, 0.0
-        """Schedules that their failures have paused, and the seconds that the oldest due one has waited, as last read."""
+        """Schedules paused by their failures, and the seconds that the oldest due one has waited, as last read."""
         self.latest_lateness = 0.0
         """Seconds from the last slot of the last batch to its job."""
 

@@ -1083,6 +1083,26 @@ begin
 end
 $$;
 
+-- Forgets results whose time is over; their size stays, as a sign that there was one. Returns rows changed.
+create function {schema}.expire_results(max_rows integer) returns integer
+language plpgsql volatile as $$
+declare
+    expired integer;
+begin
+    with due as materialized (
+        select j.ctid from {schema}.jobs j
+        where j.result_expires_at is not null and j.result_expires_at <= statement_timestamp()
+        order by j.result_expires_at
+        limit max_rows
+        for update skip locked
+    ), updated as (
+        update {schema}.jobs j set result = null, result_expires_at = null from due d where j.ctid = d.ctid returning 1
+    )
+    select count(*) into expired from updated;
+    return expired;
+end
+$$;
+
 -- Forgets workers that have been silent for a day and hold nothing. Returns rows deleted.
 create function {schema}.forget_workers(max_rows integer) returns integer
 language plpgsql volatile as $$
@@ -1178,6 +1198,11 @@ begin
         done := done || jsonb_build_object('workers_forgotten', {schema}.forget_workers(200));
     exception when others then
         problem := 'forget_workers: ' || sqlerrm;
+    end;
+    begin
+        done := done || jsonb_build_object('results_expired', {schema}.expire_results(1000));
+    exception when others then
+        problem := 'expire_results: ' || sqlerrm;
     end;
     begin
         done := done || jsonb_build_object('gates_repaired', {schema}.audit_gates(200));

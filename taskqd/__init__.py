@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from taskqd.domain.errors import RecordedError as RecordedError
     from taskqd.domain.errors import RegistryError as RegistryError
     from taskqd.domain.errors import ResultTooLarge as ResultTooLarge
+    from taskqd.domain.errors import ResultUnavailable as ResultUnavailable
     from taskqd.domain.errors import ScheduleChangedError as ScheduleChangedError
     from taskqd.domain.errors import ScheduleDefinitionError as ScheduleDefinitionError
     from taskqd.domain.errors import SchemaNotMigratedError as SchemaNotMigratedError
@@ -128,6 +129,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "ResultTooLarge",
         "ScheduleChangedError",
         "ScheduleDefinitionError",
+        "ResultUnavailable",
         "SchemaNotMigratedError",
         "SchemaOutOfRangeError",
         "ScopeViolation",

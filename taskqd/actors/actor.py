@@ -69,6 +69,7 @@ class ActorRef(Generic[P, R]):
         "queue",
         "reservations",
         "result_adapter",
+        "result_ttl",
         "retry",
         "retry_classifier",
         "schedules",
@@ -92,6 +93,7 @@ class ActorRef(Generic[P, R]):
         non_retryable_exceptions: tuple[type[BaseException], ...],
         retry_classifier: RetryClassifier | None,
         max_concurrent: int | None,
+        result_ttl: timedelta | None,
         reservations: tuple[ConcurrencyReservation, ...],
         hooks: Hooks,
         admission: Admission,
@@ -112,6 +114,7 @@ class ActorRef(Generic[P, R]):
         self.non_retryable_exceptions = non_retryable_exceptions
         self.retry_classifier = retry_classifier
         self.max_concurrent = max_concurrent
+        self.result_ttl = result_ttl
         self.reservations = reservations
         self.hooks = hooks
         self.has_hooks = bool(hooks)
@@ -270,6 +273,7 @@ def actor(
     non_retryable_exceptions: tuple[type[BaseException], ...] = (),
     retry_classifier: RetryClassifier | None = None,
     max_concurrent: int | None = None,
+    result_ttl: timedelta | None = None,
     reservations: tuple[ConcurrencyReservation, ...] = (),
     on_success: Hook | None = None,
     on_success_timeout: float = DEFAULT_TIMEOUT,
@@ -298,6 +302,7 @@ def actor(
     non_retryable_exceptions: tuple[type[BaseException], ...] = (),
     retry_classifier: RetryClassifier | None = None,
     max_concurrent: int | None = None,
+    result_ttl: timedelta | None = None,
     reservations: tuple[ConcurrencyReservation, ...] = (),
     on_success: Hook | None = None,
     on_success_timeout: float = DEFAULT_TIMEOUT,
@@ -344,6 +349,9 @@ def actor(
     ``max_concurrent``
         How many of its jobs may run at once in the whole fleet, 0 to 1,000,000; 0 runs none, None (default) sets no
         limit. It is what a new installation starts with: once stored, the operator's value counts.
+    ``result_ttl``
+        How long a result is kept after its job has succeeded, up to 365 days; None (default) keeps it as long as the
+        job. What a new installation starts with, as ``max_concurrent``.
     ``reservations``
         Limits that it shares with other actors, each a :class:`ConcurrencyReservation`; at most 16.
     ``on_success(row, result)``, ``on_retry_exhausted(row, error)``, ``on_cancel(row)``
@@ -382,6 +390,7 @@ def actor(
             non_retryable_exceptions=non_retryable_exceptions,
             retry_classifier=retry_classifier,
             max_concurrent=max_concurrent,
+            result_ttl=result_ttl,
             reservations=reservations,
             hooks=Hooks(
                 on_success,
@@ -440,6 +449,7 @@ def _problem(
     non_retryable_exceptions: Any,
     retry_classifier: Any,
     max_concurrent: Any,
+    result_ttl: Any,
     reservations: Any,
     hooks: Hooks,
     admission: Admission,
@@ -459,4 +469,6 @@ def _problem(
         not callable(retry_classifier) or inspect.iscoroutinefunction(retry_classifier)
     ):
         return f"retry_classifier = {retry_classifier!r} must be a plain function of (exception, attempt)"
+    if problem := limit_problem("result_ttl", result_ttl):
+        return problem
     return limits_problem(max_concurrent, reservations) or hooks.problem() or admission.problem()

@@ -11,7 +11,7 @@ from uuid import UUID
 from taskqd.actors.actor import ActorRef
 from taskqd.client.control import CancelResult
 from taskqd.client.rows import JobProgress, JobRow
-from taskqd.domain.errors import JobFailed
+from taskqd.domain.errors import JobFailed, ResultUnavailable
 from taskqd.domain.status import TERMINAL, JobStatus
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class JobHandle(Generic[R]):
         """Wait until the job has ended and return its result.
 
         Polls, at first quickly, then every half second. Raises ``JobFailed`` when it ended other than succeeded,
+        ``ResultUnavailable`` when it succeeded so long ago that its result is kept no longer (``result_ttl``),
         ``TimeoutError`` after ``timeout`` seconds (None waits as long as it takes; the job goes on either way).
         """
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -86,6 +87,8 @@ class JobHandle(Generic[R]):
             if status in TERMINAL:
                 row = await self.row()
                 if row.status is JobStatus.SUCCEEDED:
+                    if row.result_text is None and self.actor.result_adapter is not None:
+                        raise ResultUnavailable(row)
                     return self.actor.decode_result(row.result_text)
                 if row.is_terminal:  # not put back by an operator's retry in between
                     raise JobFailed(row)

@@ -266,6 +266,14 @@ class JobFailed(TaskQError):
         self.row = row
 
 
+class ResultUnavailable(TaskQError):
+    """A job succeeded, and its result was kept no longer than its actor's ``result_ttl``. ``row`` is the job's row."""
+
+    def __init__(self, row: Any) -> None:
+        super().__init__(f"the result of job {row.id} of actor {row.actor!r} is no longer kept")
+        self.row = row
+
+
 class IllegalStateTransition(TaskQError):
     """The job's status does not allow what was asked, such as to retry a job that has not ended."""
 

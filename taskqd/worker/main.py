@@ -221,6 +221,7 @@ class Worker:
                 ref.has_hooks,
                 ref.max_pending,
                 ref.max_concurrent,
+                None if ref.result_ttl is None else ref.result_ttl.total_seconds(),
                 sorted(reservation.name for reservation in ref.reservations) or None,
                 timeout=_ENLIST_TIMEOUT,
             )

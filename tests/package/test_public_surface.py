@@ -61,6 +61,7 @@ SURFACE = [
     "Registry",
     "RegistryError",
     "ResultTooLarge",
+    "ResultUnavailable",
     "RetryAfter",
     "RetryOverride",
     "RetryPolicy",

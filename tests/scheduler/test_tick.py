@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
+from taskqd import ResultUnavailable, TaskQ
+from taskqd.domain.ids import new_uuid
 from taskqd.storage.migrate import migrate_up
+from tests.apps import basic
+from tests.apps.basic import Work
 from tests.jobs import JobTable
 from tests.support import eventually
 
@@ -25,6 +29,7 @@ async def test_a_tick_with_nothing_to_do(jobs: JobTable) -> None:
         "batch_cancelled": 0,
         "batches_counted": 0,
         "workers_forgotten": 0,
+        "results_expired": 0,
         "gates_repaired": 0,
     }
     done = await duty(jobs)
@@ -68,6 +73,7 @@ async def test_a_pass_that_fails_loses_only_its_own_work(jobs: JobTable) -> None
         "batch_cancelled": 0,
         "batches_counted": 0,
         "workers_forgotten": 0,
+        "results_expired": 0,
         "gates_repaired": 0,
     }
     assert (await jobs.counts()) == {"pending": 3}
@@ -147,3 +153,26 @@ async def test_two_schemas_do_not_touch(jobs: JobTable, dsn: str) -> None:
     finally:
         await other_conn.execute(f'drop schema if exists "{name}" cascade')
         await other_conn.close()
+
+
+async def test_results_are_forgotten_after_their_time(jobs: JobTable, tq: TaskQ) -> None:
+    await jobs.conn.execute(
+        f"""insert into "{jobs.schema}".actor_config (actor, queue, max_attempts, retry_kind, retry_backoff, retry_base,
+                retry_cap, retry_jitter, result_ttl)
+            values ('succeed', 'default', 3, 'transient', 'fixed', 0, 0, 0, '1 hour')"""
+    )
+    worker = new_uuid()
+    (kept,) = await jobs.running(worker)
+    await jobs.update([kept], actor="'other'")
+    handle = await tq.enqueue(basic.succeed, Work())
+    await jobs.claim(worker)
+    for job in (kept, handle.job_id):
+        await jobs.conn.fetchval(jobs.worker_sql.settle_succeeded, [job], [1], [0.1], ['"told"'])
+    assert await handle.wait(10) == "told"
+    assert (await jobs.row(kept))["result_expires_at"] is None
+    assert (await jobs.tick())["results_expired"] == 0
+    await jobs.update([handle.job_id], result_expires_at="result_expires_at - interval '1 hour'")
+    assert (await jobs.tick())["results_expired"] == 1
+    with pytest.raises(ResultUnavailable, match="no longer kept"):
+        await handle.wait(10)
+    assert (await jobs.row(kept))["result"] == '"told"'

@@ -27,7 +27,7 @@ def call(start: Callable[..., Command], child_env: dict[str, str]) -> Call:
 
 async def known(jobs: JobTable, actor: str = "succeed") -> None:
     """Make an actor known as a worker does."""
-    arguments = (actor, "default", 3, "transient", "fixed", 0.0, 0.0, 0.0, None, 0, False, 500, None, ["db"])
+    arguments = (actor, "default", 3, "transient", "fixed", 0.0, 0.0, 0.0, None, 0, False, 500, None, None, ["db"])
     await jobs.conn.fetchval(jobs.worker_sql.sync_actor, *arguments)
 
 

@@ -32,9 +32,9 @@ where w.id = $1::uuid
 with changed as (
     insert into {schema}.actor_config as c
         (actor, queue, max_attempts, retry_kind, retry_backoff, retry_base, retry_cap, retry_jitter, time_budget, priority,
-         has_hooks, max_pending, max_concurrent, reservations)
+         has_hooks, max_pending, max_concurrent, result_ttl, reservations)
     values ($1::text, $2::text, $3::int, $4::text, $5::text, $6::real, $7::real, $8::real, make_interval(secs => $9::float8),
-        $10::smallint, $11::bool, $12::int, $13::int, $14::text[])
+        $10::smallint, $11::bool, $12::int, $13::int, make_interval(secs => $14::float8), $15::text[])
     on conflict (actor) do update set
         max_attempts = excluded.max_attempts, retry_kind = excluded.retry_kind,
         retry_backoff = excluded.retry_backoff, retry_base = excluded.retry_base, retry_cap = excluded.retry_cap,
@@ -232,6 +232,8 @@ with given as materialized (
         status = 'succeeded', finished_at = clock_timestamp(), lock_expires_at = null, held_gates = null, cancel_phase = 0,
         started_at = coalesce(j.started_at, clock_timestamp() - make_interval(secs => l.run_seconds)),
         result = l.result::jsonb, result_size_bytes = octet_length(l.result),
+        result_expires_at = case when l.result is not null then clock_timestamp()
+            + (select c.result_ttl from {schema}.actor_config c where c.actor = j.actor) end,
         error_class = null, error_message = null, error_traceback = null,
         idempotency_freed = j.unique_while_active
     from locked l where j.ctid = l.ctid

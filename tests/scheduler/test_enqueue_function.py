@@ -58,6 +58,7 @@ async def test_the_actors_stored_configuration_is_used(jobs: JobTable) -> None:
         None,
         None,
         None,
+        None,
     )
     row = await jobs.row(await enqueue(jobs, "'mailer', '{}'"))
     assert (row["queue"], row["route"], row["priority"], row["max_attempts"]) == ("mail", "mail", 4, 7)

@@ -181,6 +181,7 @@ async def test_a_reaped_row_goes_where_its_actor_is_served_now(jobs: JobTable) -
         None,
         None,
         None,
+        None,
     )
     (job,) = await jobs.running(await jobs.register())
     await jobs.update([job], lock_expires_at=EXPIRED, lane="'x'")

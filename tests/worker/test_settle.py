@@ -417,6 +417,7 @@ async def test_a_hand_back_goes_where_the_actor_is_served_now(
         None,
         None,
         None,
+        None,
     )
     (moved,) = await jobs.running(worker, lane="''")
     (own,) = await jobs.plant(actor="'unheard of'", route="'odd'")

@@ -185,8 +185,8 @@ class ForkServer:
         with _ending_here():
             ours.close()
             die_with_parent()
-            show_name("spare")
             write_to(self._written)
+            show_name("spare")
             self._link = theirs
             self._send(WARM)
             request = self._receive()

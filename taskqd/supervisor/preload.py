@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -127,6 +127,8 @@ class Preload:
         self._spares = Spares(reaper, self._notice_end)
         self._spare_by: float | None = None
         """When the spare that was asked for must be there."""
+        self._latest: int | None = None
+        """The last process that was forked from the present one."""
         self._passed: list[int] = []
         """Descriptors that came with what was not read yet."""
         self._import_s: float | None = None
@@ -200,9 +202,10 @@ class Preload:
         able = self._phase is Phase.READY and time.monotonic() >= self._no_fork_until
         return able and not asked and not self._spares.present
 
-    def lay_in(self, like: int | None) -> None:
-        """Have a process made before one is needed; ``like`` is one of those that were made of it, and is up."""
+    def lay_in(self, up: Collection[int]) -> None:
+        """Have a process made before one is needed; those of the numbers ``up`` are ready."""
         self._spare_by = time.monotonic() + _ANSWER_TIMEOUT
+        like = self._latest if self._latest in up else None
         self._send(encode({"op": "spare", "like": like}))
 
     def fork(self, child: Child, environment: Mapping[str, str], *, output: int | None = None) -> NewProcess | None:
@@ -240,6 +243,8 @@ class Preload:
         """Count a new process, and let a forked one go on, now that the supervisor watches it."""
         if child.spec.role == "worker":
             self._count[Way.FORK if isinstance(new.process, Forked) else Way.EXEC] += 1
+        if isinstance(new.process, Forked):
+            self._latest = new.process.pid
         if isinstance(new.process, Forked) and new.process.waits:
             with contextlib.suppress(OSError):  # it has ended, which the reaper tells
                 new.link.send(GO)
@@ -287,7 +292,7 @@ class Preload:
         except OSError as error:
             self._down(error.strerror or str(error))
             return
-        self._zygote, self._text = new, b""
+        self._zygote, self._text, self._latest = new, b"", None
         self._phase, self._deadline = Phase.IMPORTING, time.monotonic() + _IMPORT_TIMEOUT
         self._ended.clear()
         self._reaper.watch(new.process.pid, lambda code: self._exited(new, code))

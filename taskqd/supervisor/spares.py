@@ -55,13 +55,16 @@ class Spares:
         spare = self._present
         if spare is None:
             return None
+        try:
+            said = spare.link.recv(len(WARM))
+        except BlockingIOError:
+            return None
+        except OSError:
+            said = b""
         sent = 0
-        with contextlib.suppress(OSError):  # it is ending, which the reaper tells
-            try:
-                if spare.link.recv(len(WARM)) == WARM:
-                    sent = socket.send_fds(spare.link, [request], passed)
-            except BlockingIOError:
-                return None
+        if said == WARM:
+            with contextlib.suppress(OSError):  # it is ending, which the reaper tells
+                sent = socket.send_fds(spare.link, [request], passed)
         if sent != len(request):
             self.drop()
             return None

@@ -112,11 +112,9 @@ class Zygotes:
         wanting = [key for key, zygote in self._all.items() if zygote.wants_spare]
         if not wanting or not all(_is_calm(child, now) for child in children):
             return
+        up = {child.slot.pid for child in children if child.slot.state is State.READY and child.slot.pid is not None}
         for key in wanting:
-            up = [child.slot for child in children if child.forked and child.spec.zygote == key]
-            models = [slot for slot in up if slot.state is State.READY]
-            newest = max(models, key=lambda slot: slot.since, default=None)
-            self._all[key].lay_in(None if newest is None else newest.pid)
+            self._all[key].lay_in(up)
 
     def fork(self, child: Child, environment: Mapping[str, str], *, output: int | None = None) -> NewProcess | None:
         """See :meth:`Preload.fork`."""

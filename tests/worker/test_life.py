@@ -51,6 +51,8 @@ class Job:
     delay: float
     deadline: str | None
     """None, "ahead" (sooner than a long delay ends), or "past"."""
+    batch: UUID | None = None
+    lane: str = ""
     epoch: int = 0
     attempt: int = 0
     interrupts: int = 0
@@ -68,6 +70,13 @@ class Job:
     def in_time(self, delay: float) -> bool:
         return self.deadline is None or (self.deadline == "ahead" and delay < LONG / 2)
 
+
+CAPPED = "a:capped"
+BATCHES = (UUID(int=1), UUID(int=2))
+"""The batches of two thirds of the jobs."""
+
+LANES = ("", "", "", CAPPED, "i:succeed\x1fx", "i:succeed\x1fy")
+"""The lanes of jobs, one after the other: plain, of an actor with a limit, of two identities."""
 
 Token = tuple[UUID, int]
 """Who once held a job: (job id, epoch)."""
@@ -88,8 +97,10 @@ class Life(RuleBasedStateMachine):
         self.jobs: dict[UUID, Job] = {}
         self.tokens: list[Token] = []
         self.workers: list[UUID] = []
+        self.cap = 2
         self.stopping: set[UUID] = set()
         self.dead: set[UUID] = set()
+        self.ends: dict[tuple[UUID | None, str], int] = {}
 
     def run(self, awaitable: Any) -> Any:
         return self.loop.run_until_complete(asyncio.wait_for(awaitable, 30))
@@ -118,6 +129,15 @@ class Life(RuleBasedStateMachine):
         job.phase = 0
         if to not in TERMINAL:
             job.worker, job.cancelled = None, False
+
+    def running(self, lane: str) -> int:
+        """How many jobs of a lane run."""
+        return sum(job.status == "running" and job.lane == lane for job in self.jobs.values())
+
+    def able(self, lane: str) -> list[UUID]:
+        """The jobs of a lane that may begin."""
+        waiting = [job for job in self.jobs.values() if job.status == "pending" and job.lane == lane]
+        return [job.id for job in waiting if job.deadline != "past"]
 
     def held(self, token: Token) -> Job | None:
         """The job of a token that is still good."""
@@ -150,10 +170,27 @@ class Life(RuleBasedStateMachine):
             assert row["max_attempts"] == job.max_attempts, job
             assert (row["lock_expires_at"] is not None) == (job.status == "running"), job
             assert (row["finished_at"] is not None) == (job.status in TERMINAL), job
+            assert row["lane"] == job.lane, job
+            assert (row["held_gates"] is not None) == (job.status == "running" and job.lane == CAPPED), job
             assert row["late"] is (None if job.deadline is None else job.deadline == "past"), job
+        assert self.sql("select held from {s}.gates where bucket = $1", CAPPED)[0]["held"] == self.running(CAPPED)
+        assert all(self.running(lane) <= 1 for lane in LANES if lane.startswith("i:")), "two of one identity run"
         history = self.sql("select job_id, epoch, outcome from {s}.job_attempts")
         told = {(one["job_id"], one["epoch"]): one["outcome"] for one in history}
         assert told == {(job.id, epoch): end for job in self.jobs.values() for epoch, end in job.history.items()}
+        statuses = Counter((job.batch, job.status) for job in self.jobs.values())
+        ends = {key: count for key, count in statuses.items() if key[1] in TERMINAL}
+        if ends != self.ends:  # what is counted wrong stays wrong until then
+            self.ends = ends
+            self.check_batches(statuses)
+
+    def check_batches(self, statuses: Counter[tuple[UUID | None, str]]) -> None:
+        """Compare the counters of every batch with how many of its jobs are where."""
+        for row in self.sql("select * from {s}.batches"):
+            of_batch = {status: count for (batch, status), count in statuses.items() if batch == row["id"]}
+            assert {end: row[end] for end in TERMINAL} == {end: of_batch.get(end, 0) for end in TERMINAL}
+            if of_batch and of_batch.keys() <= TERMINAL:
+                assert (row["status"], row["completed_at"] is not None) == ("complete", True)
 
     # -- clients and workers ------------------------------------------------------------------------
 
@@ -161,6 +198,11 @@ class Life(RuleBasedStateMachine):
     def empty(self) -> None:
         self.sql("delete from {s}.jobs")
         self.sql("delete from {s}.workers")
+        self.sql("delete from {s}.batches")
+        self.sql("update {s}.gates set held = 0")
+        for batch in BATCHES:  # which no sweep recounts
+            self.sql("insert into {s}.batches (id, count_again_at) values ($1, '9999-12-31')", batch)
+        self.set_cap(2)
         self.register()
         for kind, deadline in (("transient", None), ("transient", "ahead"), ("indefinite", None)):
             self.add(max_attempts=2, kind=kind, delay=0.0, deadline=deadline, later=False)
@@ -177,8 +219,17 @@ class Life(RuleBasedStateMachine):
         self.add(**options)
 
     def add(self, *, max_attempts: int, kind: str, delay: float, deadline: str | None, later: bool) -> None:
+        batch = (None, *BATCHES)[len(self.jobs) % 3]
+        lane = LANES[len(self.jobs) % len(LANES)]
+        identity = lane.partition("\x1f")[2]
         (job_id,) = self.run(
             self.table.plant(
+                batch_id=f"'{batch}'" if batch else "null",
+                actor="'capped'" if lane == CAPPED else "'succeed'",
+                lane=f"'{lane}'",
+                identity_key=f"'{identity}'" if identity else "null",
+                serial=str(bool(identity)),
+                heartbeat_timeout=f"interval '{LONG} seconds'",
                 status="'scheduled'" if later else "'pending'",
                 scheduled_at="clock_timestamp() + interval '1 day'" if later else "clock_timestamp()",
                 max_attempts=str(max_attempts),
@@ -188,7 +239,8 @@ class Life(RuleBasedStateMachine):
                 schedule_to_close=f"clock_timestamp() + interval '{LONG / 2} seconds'" if deadline else "null",
             )
         )
-        self.jobs[job_id] = Job(job_id, "scheduled" if later else "pending", max_attempts, kind, delay, deadline)
+        status = "scheduled" if later else "pending"
+        self.jobs[job_id] = Job(job_id, status, max_attempts, kind, delay, deadline, batch, lane)
         self.check()
 
     @rule()
@@ -199,9 +251,30 @@ class Life(RuleBasedStateMachine):
     def claim(self, data: st.DataObject, count: int) -> None:
         worker = data.draw(st.sampled_from(self.workers))
         claimed = self.run(self.table.claim(worker, count))
-        able = {job.id for job in self.jobs.values() if job.status == "pending" and job.deadline != "past"}
-        assert {record["id"] for record in claimed} <= able
+        able = self.able("")
+        assert {record["id"] for record in claimed} <= set(able)
         assert len(claimed) == min(count, len(able))
+        self.claimed(worker, claimed)
+
+    @rule(data=st.data(), room=st.sampled_from([1, 2, 100]))
+    def claim_limited(self, data: st.DataObject, room: int) -> None:
+        worker = data.draw(st.sampled_from(self.workers))
+        units = (
+            {"kind": "lane", "lane": CAPPED, "gates": [CAPPED]},
+            {"kind": "serial", "actor": "succeed"},
+        )
+        claimed, _ = self.run(self.table.claim_lanes(worker, room, *units))
+        found = Counter(self.jobs[record["id"]].lane for record in claimed)
+        capped = min(room, max(0, self.cap - self.running(CAPPED)), len(self.able(CAPPED)))
+        free = [lane for lane in LANES if lane.startswith("i:") and not self.running(lane) and self.able(lane)]
+        assert found[CAPPED] == capped
+        assert len(claimed) == capped + min(room - capped, len(free))
+        assert all(found[lane] <= 1 and (lane in free or lane == CAPPED) for lane in found)
+        assert {record["id"] for record in claimed} <= {job for lane in found for job in self.able(lane)}
+        self.claimed(worker, claimed)
+
+    def claimed(self, worker: UUID, claimed: list[Any]) -> None:
+        """Move the jobs that a worker has claimed."""
         for record in claimed:
             job = self.jobs[record["id"]]
             self.moves(job, "claim", "running")
@@ -323,6 +396,12 @@ class Life(RuleBasedStateMachine):
         self.run(self.conn.execute(self.table.worker_sql.force_cancel, *token))
         self.check()
 
+    @rule(cap=st.integers(0, 3))
+    def set_cap(self, cap: int) -> None:
+        self.cap = cap
+        self.sql("update {s}.actor_config set max_concurrent = $1 where actor = 'capped'", cap)
+        self.check()
+
     @precondition(lambda self: self.jobs)
     @rule(data=st.data())
     def run_again(self, data: st.DataObject) -> None:
@@ -400,6 +479,16 @@ class Life(RuleBasedStateMachine):
         if swept:
             self.tick()
 
+    @precondition(lambda self: any(job.status == "running" for job in self.jobs.values()))
+    @rule(data=st.data(), swept=st.booleans())
+    def heart_stops(self, data: st.DataObject, swept: bool) -> None:
+        running = [job.id for job in self.jobs.values() if job.status == "running"]
+        job = self.jobs[data.draw(st.sampled_from(sorted(running)))]
+        job.lapsed = True
+        self.run(self.table.update([job.id], last_heartbeat_at=f"clock_timestamp() - interval '{2 * LONG} seconds'"))
+        if swept:
+            self.tick()
+
     @precondition(lambda self: self.jobs)
     @rule(data=st.data())
     def deadline_passes(self, data: st.DataObject) -> None:
@@ -427,6 +516,11 @@ def life(server: Server) -> Iterator[type[Life]]:
     async def prepare() -> asyncpg.Connection:
         plain = await asyncpg.connect(server.dsn(), timeout=30)
         await migrate_up(plain, schema)
+        await plain.execute(
+            f"""insert into "{schema}".actor_config (actor, queue, max_concurrent, max_attempts, retry_kind,
+                    retry_backoff, retry_base, retry_cap, retry_jitter)
+                values ('capped', 'default', 2, 3, 'transient', 'fixed', 0, 0, 0)"""
+        )
         await plain.close(timeout=10)
         return await connect(server.dsn(), role="test", schema=schema, pinned=True)
 

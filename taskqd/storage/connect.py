@@ -233,6 +233,7 @@ async def create_pool(
     max_inactive: float = 300.0,
     timeout: float = 10.0,
     login: Login | None = None,
+    transactions_only: bool = False,
 ) -> asyncpg.Pool:
     """Open a pool of ``min_size`` to ``max_size`` connections; each attempt to connect is bounded by
     ``timeout`` s.
@@ -240,7 +241,9 @@ async def create_pool(
     ``is_pooled`` says that a pooler such as PgBouncer stands in between: statements are then not cached, and
     no session setting but the application name is sent, because it would be refused. ``pinned`` has no effect
     behind one; pin there with ``SET LOCAL``. ``max_inactive`` (s) closes idle connections above the minimum;
-    0 never does. Each connection asks ``login`` anew. Errors are those of :func:`connect`.
+    0 never does. ``transactions_only`` is for sessions that do nothing outside of transactions: what earlier users left
+    in the session is reset with the next ``begin`` and not by a round trip of its own. Each connection asks ``login``
+    anew. Errors are those of :func:`connect`.
     """
     parse_dsn(dsn)
     name = application_name(schema, group, role)
@@ -255,7 +258,8 @@ async def create_pool(
             statement_cache_size=0 if is_pooled else statement_cache_size,
             max_cached_statement_lifetime=0 if is_pooled else math.ceil(max_cached_statement_lifetime),
             server_settings={"application_name": name} if is_pooled else _settings(name, pinned=pinned),
-            reset=_keep_session if pinned else None,
+            reset=_keep_session if pinned or transactions_only else None,
+            connection_class=_ResetAtBegin if transactions_only else asyncpg.Connection,
             connect=None if login is None else partial(_open, login),
         )
     except CONNECT_ERRORS as error:
@@ -279,6 +283,23 @@ async def _open(login: Login | None, dsn: str, **options: Any) -> asyncpg.Connec
 
 async def _keep_session(_conn: object) -> None:
     """Reset nothing on release: our own statements leave no session state, and a reset costs a round trip."""
+
+
+class _ResetAtBegin(asyncpg.Connection):
+    """A connection that resets its session in one message with the begin of each outer transaction.
+
+    What a transaction that is rolled back has set is gone with it, and what it has reset comes back, until the next.
+    """
+
+    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
+        """See ``asyncpg.Connection.execute``."""
+        if query == _BEGIN:
+            query = f"{self.get_reset_query()}\n{_BEGIN}"
+        return str(await super().execute(query, *args, timeout=timeout))
+
+
+_BEGIN = "BEGIN;"
+"""What asyncpg sends at the begin of an outer transaction with no options."""
 
 
 async def close(conn: asyncpg.Connection, timeout: float = 5.0) -> None:

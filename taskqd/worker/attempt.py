@@ -22,6 +22,7 @@ class Attempt:
         "claimed_at",
         "climb",
         "disowned",
+        "ended_at",
         "epoch",
         "forced",
         "gated",
@@ -36,7 +37,6 @@ class Attempt:
         "queue",
         "ref",
         "scheduled_at",
-        "settling",
         "start_to_close",
         "started_at",
     )
@@ -78,8 +78,8 @@ class Attempt:
         self.cancellation = Cancellation()
         self.forced = False
         """True once its task was cancelled by us."""
-        self.settling = False
-        """True once its own transaction settles it, which nothing may cut short."""
+        self.ended_at: float | None = None
+        """When its handler ended, where its own transaction then settles it, which nothing may cut short."""
         self.climb: asyncio.Task[None] | None = None
         """What takes it up the ladder of a cancelled job, once its job is."""
         self.given_up = False

@@ -125,7 +125,7 @@ class Consumers:
         """
         for task, running in list(self._running.items()):
             wanted = running is attempt if attempt is not None else running.climb is None
-            if running.settling:
+            if running.ended_at is not None:
                 continue  # it has ended, and a transaction must not be cut at its commit
             if not wanted or running.forced:
                 continue
@@ -165,14 +165,14 @@ class Consumers:
             if attempt is None:
                 return
             self._running[task] = attempt
-            attempt.started_at = began = time.monotonic()
+            attempt.started_at = time.monotonic()
             try:
                 outcome = await self._run(attempt)
             finally:
                 del self._running[task]
                 if attempt.climb is not None:
                     attempt.climb.cancel()
-            seconds = time.monotonic() - began
+            seconds = (attempt.ended_at or time.monotonic()) - attempt.started_at
             if task.cancelling():
                 await _forget_cancellation(task)
             if outcome is not None and not attempt.given_up:
@@ -244,7 +244,8 @@ class Consumers:
             return await self._run_with(attempt, payload, context, {}, self._jobs)
 
         async def work(slot: Slot) -> Succeeded:
-            return await self._run_with(attempt, payload, context, {Connection: slot.connection}, slot.jobs)
+            jobs = slot.jobs() if ref.wants_ctx else self._jobs
+            return await self._run_with(attempt, payload, context, {Connection: slot.connection}, jobs)
 
         return await injection.transactions.run(attempt, work)
 

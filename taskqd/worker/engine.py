@@ -364,7 +364,7 @@ class Engine:
     def _on_lost(self, attempts: Sequence[Attempt]) -> None:
         running = set(self.consumers.running)
         for attempt in attempts:
-            if attempt not in running or attempt.settling:
+            if attempt not in running or attempt.ended_at is not None:
                 continue  # its outcome is with the completer, or its transaction, which finds out by itself
             attempt.disowned = True
             self._leases.discard(attempt)

@@ -40,6 +40,7 @@ async def open_slot_pool(settings: Settings, group: str, *, on_retry: Callable[[
         max_cached_statement_lifetime=min(lifetime, STATEMENT_LIFETIME) if lifetime else STATEMENT_LIFETIME,
         max_inactive=0,
         login=login,
+        transactions_only=True,
     )
 
     async def attempt(_timeout: float) -> asyncpg.Pool:

@@ -36,12 +36,16 @@ _log = get_logger("taskqd.transactional")
 class Slot:
     """The connection of one attempt, and what enqueues on it."""
 
-    __slots__ = ("_enqueued", "connection", "jobs")
+    __slots__ = ("_enqueued", "_enqueuer", "connection")
 
     def __init__(self, connection: Any, enqueuer: Enqueuer) -> None:
         self.connection = connection
+        self._enqueuer = enqueuer
         self._enqueued = False
-        self.jobs = Jobs(_OneConnection(connection), enqueuer, self)
+
+    def jobs(self) -> Jobs:
+        """Return what ``ctx.jobs`` is."""
+        return Jobs(_OneConnection(self.connection), self._enqueuer, self)
 
     def request(self) -> None:
         """Note that workers are to be woken, once it is committed."""
@@ -118,6 +122,7 @@ class SlotTransactions:
         try:
             async with asyncio.timeout(self._command_timeout):
                 await transaction.start()
+            attempt.started_at = time.monotonic()
             slot = Slot(connection, self._enqueuer)
             outcome = await work(slot)
             if not connection.is_in_transaction():
@@ -125,7 +130,7 @@ class SlotTransactions:
             if attempt.given_up or attempt.disowned:
                 await self._undo(attempt, connection, transaction)
                 return None
-            attempt.settling = True
+            attempt.ended_at = time.monotonic()
             await self._progress.store_last([attempt])
             if not await self._settle(connection, outcome):
                 await self._undo(attempt, connection, transaction)
@@ -133,7 +138,7 @@ class SlotTransactions:
                 return None
         except BAD_DATA as error:
             await self._undo(attempt, connection, transaction)
-            if not attempt.settling:
+            if attempt.ended_at is None:
                 raise
             return unstorable(outcome, error)
         except BaseException as error:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from datetime import timedelta
 from uuid import UUID, uuid5
 
+import asyncpg
 from pydantic import BaseModel
 
-from taskqd import EnqueueItem, JobContext, RetryPolicy, actor, wait_for_batch
+from taskqd import (
+    EnqueueItem,
+    JobContext,
+    MaxPendingExceededError,
+    ProviderRegistry,
+    Registry,
+    RetryPolicy,
+    actor,
+    wait_for_batch,
+)
 from taskqd.batch import AbortBatchAfter, BatchStatus
 from tests.apps.basic import note
 
@@ -129,5 +140,29 @@ async def finish(payload: Order, ctx: JobContext[Order]) -> Gathered:
     note("finished", ctx, str(payload.batch))
     return gathered(await wait_for_batch(ctx.jobs, payload.batch))
 
+
+@actor(retry=AT_ONCE)
+async def scatter(payload: Order, ctx: JobContext[Order], *, connection: asyncpg.Connection) -> None:
+    """Enqueue in every way inside the transaction of the attempt, the first of which fails."""
+    assert connection.is_in_transaction()
+    pieces = [EnqueueItem(actor_ref=piece, payload=Piece(number=n)) for n in range(payload.size)]
+    last = EnqueueItem(actor_ref=finish, payload=payload)
+    await ctx.jobs.enqueue_batch(pieces, batch_id=payload.batch, finalizer=last)
+    await ctx.jobs.enqueue_batch_streaming(pieces, batch_id=payload.batch, chunk_size=3)
+    await ctx.jobs.enqueue_batch_fast(pieces, batch_id=payload.batch)
+    with contextlib.suppress(MaxPendingExceededError):
+        await ctx.jobs.enqueue(never, Piece(number=0))
+    if ctx.fence_token == 1:
+        raise ValueError("all of that for nothing")
+
+
+@actor(max_pending=0)
+async def never(payload: Piece) -> None:
+    """Is never let in."""
+
+
+providers = ProviderRegistry()
+providers.transactional()
+transactional = Registry([scatter, piece, finish, never], providers=providers)
 
 actors = [walk, piece, weak, make, gather, spread, finish]

@@ -102,3 +102,17 @@ async def test_failures_in_a_row_abort_the_batch(fleet: Fleet, tq: TaskQ) -> Non
     with pytest.raises(BatchAbortedError):
         await wait_for_batch(tq, name)
     await eventually(lambda: fleet.executions("finished"), 30, "the finalizer runs all the same")
+
+
+async def test_what_a_transaction_enqueues_is_there_once_it_commits(fleet: Fleet, tq: TaskQ, jobs: JobTable) -> None:
+    fleet.worker(actors="tests.apps.batches:transactional")
+    order = Order(batch=new_uuid(), size=10)
+    await tq.enqueue(batches.scatter, order)
+
+    async def all_ended() -> bool:
+        return (await jobs.counts()) == {"succeeded": 32}
+
+    await eventually(all_ended, 60)
+    assert await tq.batch_counts(order.batch) == {"succeeded": 30}
+    assert len(fleet.executions("piece")) == 30, "the attempt that failed left none"
+    assert len(fleet.executions("finished")) == 1

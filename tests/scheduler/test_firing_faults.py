@@ -114,7 +114,7 @@ async def test_a_commit_whose_answer_is_lost_is_not_repeated(
 
     async def watch(connection: asyncpg.Connection) -> None:
         def told(record: Any) -> None:
-            if "schedule_decisions" in record.query and not lost.is_set():
+            if "schedule_occurrences (schedule_id" in record.query and not lost.is_set():
                 lost.set()
                 proxy.lose_next_answer()  # that to the commit
 
@@ -198,7 +198,7 @@ def network(server: Server, short_dir: Path) -> Iterator[HoldingProxy]:
     """One that holds back the first fire."""
     directory = short_dir / "proxy"
     directory.mkdir()
-    proxy = HoldingProxy(server, directory, b"schedule_decisions")
+    proxy = HoldingProxy(server, directory, b"schedule_occurrences (schedule_id")
     proxy.start()
     yield proxy
     proxy.stop()
@@ -212,7 +212,7 @@ async def test_a_scheduler_that_slept_on_its_claims_is_refused(
     await eventually(network.caught.is_set, 30)
     sleeper.signal(signal.SIGSTOP)
     claims = f'select count(*) from "{schedules.schema}".schedules where claim_token is not null'
-    assert await schedules.conn.fetchval(claims) == 50
+    assert await schedules.conn.fetchval(claims) == 50, sleeper.stderr
     await schedules.conn.execute(f'update "{schedules.schema}".schedules set claim_expires_at = {AGO("1 second")}')
     assert (await fire(firing)).fired == 50
     network.let_through()

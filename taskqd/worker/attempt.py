@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -93,6 +94,8 @@ class Leases:
 
     def __init__(self) -> None:
         self._held: set[Attempt] = set()
+        self.on_first: Callable[[], None] | None = None
+        """Called when one is held and none was."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -100,6 +103,8 @@ class Leases:
     def add(self, attempt: Attempt) -> None:
         """Renew this attempt's lease from the next beat on."""
         self._held.add(attempt)
+        if len(self._held) == 1 and self.on_first is not None:
+            self.on_first()
 
     def discard(self, attempt: Attempt) -> None:
         """Renew it no longer."""

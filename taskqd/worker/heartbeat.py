@@ -18,6 +18,7 @@ from taskqd.storage.credentials import Login
 from taskqd.storage.statements import load
 from taskqd.storage.swap import OPEN_TIMEOUT
 from taskqd.worker.attempt import Attempt, Leases
+from taskqd.worker.lease_guard import LeaseGuard
 
 CLOSEST_BEATS = 0.05
 """Seconds between a notification and the beat that it asks for, so that a thousand of them are one beat."""
@@ -85,16 +86,19 @@ class Heartbeat:
         self._in_use: asyncio.Lock | None = None
         self._thread = threading.Thread(target=self._run, name="taskqd-heartbeat", daemon=True)
         self._last_good = time.monotonic()
+        self._guard = LeaseGuard(leases, threshold - command_timeout / 2)
         self.failures = 0
 
     def start(self) -> None:
         """Start the thread. Call it on the main loop."""
         self._main_loop = asyncio.get_running_loop()
         self._last_good = time.monotonic()
+        self._guard.start()
         self._thread.start()
 
     def stop(self) -> None:
         """Ask the thread to end after the beat it is in."""
+        self._guard.stop()
         self._stopping = True
         self.beat_soon()
 
@@ -157,6 +161,7 @@ class Heartbeat:
         return self._last_good + self._threshold - self._command_timeout
 
     def _check_provable(self, now: float) -> None:
+        self._guard.look()
         if now > self._provable_until and len(self._leases):
             self._on_unprovable(f"leases could not be renewed for {now - self._last_good:.1f} s")
 
@@ -172,6 +177,7 @@ class Heartbeat:
                 self._tell(self._on_isolated)
             return False
         self._last_good = began
+        self._guard.proven(began)
         if self.failures > self._max_failures:
             self._tell(self._on_recovered)
         self.failures = 0

@@ -13,6 +13,7 @@ from taskqd.domain.ids import new_uuid
 from taskqd.scheduler import firing as firing_module
 from taskqd.scheduler.deciding import Claimed, decide, smear_of
 from taskqd.scheduler.firing import FireCounts, Firing
+from taskqd.storage.statements import load
 from tests.jobs import JobTable
 from tests.scheduler.schedules import ScheduleTable, fire, never
 from tests.support import eventually
@@ -481,6 +482,21 @@ async def test_two_at_once_share_the_work_and_repeat_none(
     assert firing.total.fired + other.total.fired == 300
     assert await schedules.outcomes() == {"fired": 300}
     assert len(await schedules.jobs()) == 300
+
+
+async def test_old_decisions_go_with_their_slots(schedules: ScheduleTable, firing: Firing) -> None:
+    await schedules.plant(due=AGO("1 second"))
+    await schedules.plant("other", due=AGO("1 second"))
+    await fire(firing)
+    await schedules.conn.execute(
+        f"""
+        update "{schedules.schema}".schedule_decisions d set decided_at = clock_timestamp() - interval '91 days'
+        from "{schedules.schema}".schedules s where s.id = d.schedule_id and s.name = 'report'
+        """
+    )
+    prune = load("retention", schedules.schema).prune_decisions
+    assert await schedules.conn.fetchval(prune, 100, 90 * 86400.0) == 2  # it was created, too
+    assert (await schedules.slots(), len(await schedules.slots("other"))) == ([], 1)
 
 
 async def test_how_schedules_fare(schedules: ScheduleTable, firing: Firing) -> None:

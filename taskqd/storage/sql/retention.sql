@@ -73,7 +73,8 @@ with due as materialized (
 select count(*)::int from deleted
 
 -- name: prune_decisions
--- Deletes decisions on schedules older than $2 seconds, with their occurrences. Serves from schedule_decisions_decided.
+-- Deletes decisions on schedules older than $2 seconds, with their occurrences. Serves from schedule_decisions_decided
+-- and schedule_occurrences_decision.
 with due as materialized (
     select ctid from {schema}.schedule_decisions
     where decided_at < statement_timestamp() - make_interval(secs => $2::float8)
@@ -81,7 +82,9 @@ with due as materialized (
     limit $1::int
     for update skip locked
 ), deleted as (
-    delete from {schema}.schedule_decisions s using due d where s.ctid = d.ctid returning 1
+    delete from {schema}.schedule_decisions s using due d where s.ctid = d.ctid returning s.id
+), with_them as (
+    delete from {schema}.schedule_occurrences o using deleted d where o.decision_id = d.id
 )
 select count(*)::int from deleted
 

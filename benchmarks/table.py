@@ -1,4 +1,4 @@
-"""What the benchmark of the supervisor prints: a figure, what it has to be, and what it might become."""
+"""What benchmarks print: a figure, what it has to be, and what it might become."""
 
 from __future__ import annotations
 
@@ -22,13 +22,19 @@ class Table:
         bound: float | None = None,
         goal: float | None = None,
         peers: str = "",
+        *,
+        at_least: bool = False,
     ) -> None:
-        """Add the median of ``values``; ``form`` says how to write one, its unit behind a blank."""
+        """Add the median of ``values``; ``form`` says how to write one, its unit behind a blank.
+
+        The limits are the most that it may be, or with ``at_least`` the least.
+        """
         number, _, unit = form.partition(" ")
         low, middle, high = (format(pick(values), number) for pick in (min, statistics.median, max))
         spread = "" if len(values) == 1 else f" ({low} to {high})"
-        limits = ["" if limit is None else f"≤ {limit:g}" for limit in (bound, goal)]
-        verdict = "" if bound is None else "yes" if statistics.median(values) <= bound else "NO"
+        limits = ["" if limit is None else f"{'≥' if at_least else '≤'} {limit:g}" for limit in (bound, goal)]
+        sign = -1 if at_least else 1
+        verdict = "" if bound is None else "yes" if sign * statistics.median(values) <= sign * bound else "NO"
         load = f"{os.getloadavg()[0]:.1f}"
         self.rows.append((what, f"{middle} {unit}{spread}".strip(), limits[0], verdict, limits[1], load, peers))
         print("; ".join(filter(None, self.rows[-1])), flush=True)

@@ -40,8 +40,8 @@ class Completer:
 
     ``on_repended()`` is called when a settlement put a job straight back into its queue, ``before(attempts)`` before
     attempts are settled, ``on_ended(outcome, status)`` once for each that was applied, with its job's status then, and
-    ``on_freed(attempt)`` for each that gave back a limit or an identity: others wait for those, which are not lingered
-    over.
+    ``on_freed(attempt)`` for each that gave back a limit or an identity: others wait for those, so they are settled
+    beside the groups, not behind them.
     """
 
     def __init__(
@@ -64,8 +64,10 @@ class Completer:
         self._before = before
         self._on_ended = on_ended
         self._on_freed = on_freed
-        self._urgent = False
         self._waiting: deque[Outcome] = deque()
+        self._limited: deque[Outcome] = deque()
+        """Those of attempts that hold what others wait for."""
+        self._writing = 0
         self._stragglers: list[_Straggler] = []
         self._last_write = 0.0
         self._room = asyncio.Event()
@@ -78,17 +80,28 @@ class Completer:
         """Outcomes of attempts that were no longer this worker's."""
         self.disowned = 0
         """Outcomes that could not be written and were left to their leases."""
-        self.loop = BackgroundLoop("completer", self._step, cadence=60.0, on_failure=_unexpected)
+        self._loop = BackgroundLoop("completer", self._step, cadence=60.0, on_failure=_unexpected)
+        self._limited_loop = BackgroundLoop(
+            "completer-limited", self._step_limited, cadence=60.0, on_failure=_unexpected
+        )
+
+    def start(self) -> None:
+        """Start to settle."""
+        self._loop.start()
+        self._limited_loop.start()
+
+    async def stop(self, timeout: float) -> None:
+        """Let what is being settled finish within ``timeout`` seconds; see :meth:`flush`."""
+        await asyncio.gather(self._loop.stop(timeout), self._limited_loop.stop(timeout))
 
     def submit(self, outcome: Outcome) -> None:
         """Take an outcome. The attempt's lease is renewed until it is settled."""
-        self._waiting.append(outcome)
+        limited = bool(outcome.attempt.lane)
+        (self._limited if limited else self._waiting).append(outcome)
         self._empty.clear()
-        if outcome.attempt.lane:
-            self._urgent = True
-        if len(self._waiting) >= BACKLOG:
+        if len(self._waiting) + len(self._limited) >= BACKLOG:
             self._room.clear()
-        self.loop.wake()
+        (self._limited_loop if limited else self._loop).wake()
 
     def settled(self, outcome: Succeeded) -> None:
         """Take note of a success that its own transaction has written."""
@@ -123,25 +136,43 @@ class Completer:
             return False
         return True
 
-    # -- the loop -----------------------------------------------------------------------------------
+    # -- the loops ----------------------------------------------------------------------------------
 
     async def _step(self) -> float | None:
         if self._waiting:
-            if len(self._waiting) < GROUP and not self._urgent and time.monotonic() - self._last_write < LINGER:
+            if len(self._waiting) < GROUP and time.monotonic() - self._last_write < LINGER:
                 await asyncio.sleep(LINGER)
-            await self._settle_group()
+            await self._settle_group(self._waiting)
+            self._last_write = time.monotonic()
         await self._settle_stragglers()
         if self._waiting:
             return 0.0
-        if not self._stragglers:
-            self._empty.set()
+        self._tell_empty()
         return min((straggler.due - time.monotonic() for straggler in self._stragglers), default=None)
 
-    async def _settle_group(self) -> None:
-        self._urgent = False
-        group = [self._waiting.popleft() for _ in range(min(GROUP, len(self._waiting)))]
-        if len(self._waiting) < BACKLOG:
+    async def _step_limited(self) -> float | None:
+        if self._limited:
+            await self._settle_group(self._limited)
+            if self._stragglers:
+                self._loop.wake()
+        self._tell_empty()
+        return 0.0 if self._limited else None
+
+    def _tell_empty(self) -> None:
+        if not (self._waiting or self._limited or self._writing or self._stragglers):
+            self._empty.set()
+
+    async def _settle_group(self, waiting: deque[Outcome]) -> None:
+        group = [waiting.popleft() for _ in range(min(GROUP, len(waiting)))]
+        if len(self._waiting) + len(self._limited) < BACKLOG:
             self._room.set()
+        self._writing += 1
+        try:
+            await self._settle_all(group)
+        finally:
+            self._writing -= 1
+
+    async def _settle_all(self, group: Sequence[Outcome]) -> None:
         await self._before([outcome.attempt for outcome in group])
         by_kind: dict[type[Outcome], list[Outcome]] = {}
         for outcome in group:
@@ -152,7 +183,6 @@ class Completer:
         for kind, outcomes in by_kind.items():
             outcomes.sort(key=lambda outcome: outcome.attempt.job_id)
             await self._settle(kind, outcomes)
-        self._last_write = time.monotonic()
 
     async def _settle(self, kind: type[Outcome], outcomes: list[Outcome]) -> None:
         deadline = time.monotonic() + RETRY_BUDGET
@@ -250,10 +280,14 @@ class Completer:
         due = [straggler for straggler in self._stragglers if straggler.due <= time.monotonic()]
         for straggler in due:
             self._stragglers.remove(straggler)
-            others = len(self._stragglers)
-            await self._settle(type(straggler.outcome), [straggler.outcome])
-            if len(self._stragglers) > others:
-                self._stragglers[-1].back_off(straggler.pause)
+            self._writing += 1
+            try:
+                await self._settle(type(straggler.outcome), [straggler.outcome])
+            finally:
+                self._writing -= 1
+            for again in self._stragglers:
+                if again.outcome.attempt is straggler.outcome.attempt:
+                    again.back_off(straggler.pause)
 
     def drop(self, outcome: Outcome) -> None:
         """Count an outcome whose attempt is no longer this worker's."""

@@ -178,6 +178,7 @@ class Consumers:
             if outcome is not None and not attempt.given_up:
                 completer.submit(outcome)
                 if not completer.has_room:
+                    slots.more()
                     await completer.room()
             slots.finished(seconds)
             in_a_row += 1
@@ -193,22 +194,23 @@ class Consumers:
             return Released(attempt, None, CANCELLED)
         try:
             if attempt.payload == DEFERRED and self.deferred is not None:
+                self._slots.more()
                 attempt.payload = await self.deferred.payload(attempt)
             payload = ref.decode_payload(attempt.payload)
             if ref.isolated and self.isolation is not None:
+                self._slots.more()
                 end = await self.isolation.run(attempt, self._limit(attempt))
                 return self._explain(attempt, end) if isinstance(end, BaseException) else end
             context = contextvars.copy_context()
             if ref.name in self._injected:
+                self._slots.more()
                 return await self._run_injected(attempt, payload, context)
             arguments = self._arguments(attempt, payload, self._jobs)
             limit = self._limit(attempt)
             if ref.is_sync:
                 return await self._run_in_thread(attempt, partial(context.run, ref.fn, *arguments), limit)
-            if limit is None:
-                result = await _InContext(ref.fn(*arguments), context)
-            else:
-                result = await self._within(limit, attempt, _InContext(ref.fn(*arguments), context))
+            body = _InContext(ref.fn(*arguments), context, self._slots.more)
+            result = await (body if limit is None else self._within(limit, attempt, body))
             return self._success(attempt, result)
         except BaseException as error:
             return self._explain(attempt, error)
@@ -263,7 +265,8 @@ class Consumers:
         failed: BaseException | None = None
         try:
             dependencies = await scope.resolve(ref.dependencies)
-            body = _InContext(ref.fn(*self._arguments(attempt, payload, jobs), **dependencies), context)
+            arguments = self._arguments(attempt, payload, jobs)
+            body = _InContext(ref.fn(*arguments, **dependencies), context, self._slots.more)
             result = await (body if limit is None else self._within(limit, attempt, body, strictly=bool(given)))
         except BaseException as error:
             failed = error
@@ -293,6 +296,7 @@ class Consumers:
 
     async def _run_in_thread(self, attempt: Attempt, call: partial[Any], limit: float | None) -> Outcome | None:
         """Run a plain function. Its slot stays taken until its thread ends, whatever has become of the attempt."""
+        self._slots.more()
         thread = asyncio.get_running_loop().run_in_executor(self._threads, _caught, call)
         done, _ = await asyncio.wait([thread], timeout=limit)
         if not done and not attempt.given_up:
@@ -412,18 +416,22 @@ def _caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
 
 class _InContext:
     """Drives a coroutine inside a context of its own, without a task of its own: a contextvar set by one job is never
-    seen by the next."""
+    seen by the next. ``on_wait()`` is called when it has to wait for the first time, if it ever does."""
 
-    __slots__ = ("_context", "_coroutine")
+    __slots__ = ("_context", "_coroutine", "_on_wait")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], context: contextvars.Context) -> None:
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, Any], context: contextvars.Context, on_wait: Callable[[], None]
+    ) -> None:
         self._coroutine = coroutine
         self._context = context
+        self._on_wait = on_wait
 
     def __await__(self) -> Generator[Any, Any, Any]:
         run, send = self._context.run, self._coroutine.send
         try:
             waited_for = run(send, None)
+            self._on_wait()
             while True:
                 try:
                     value = yield waited_for

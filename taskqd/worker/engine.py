@@ -297,12 +297,12 @@ class Engine:
         self._wake.start()
         self._progress.loop.start()
         self._hooks.start()
-        self.completer.loop.start()
+        self.completer.start()
         self.consumers.start()
         if self.listener is not None:
             self.listener.start()
         self.credentials.start()
-        self.producer.loop.start()
+        self.producer.start()
 
     def set_quiet(self, quiet: bool) -> None:
         """Claim nothing more while quiet; what runs goes on."""
@@ -427,7 +427,7 @@ class Engine:
         await asyncio.gather(*ends)
 
     async def _end_claims(self) -> None:
-        await self.producer.loop.stop(self._settings.dispatcher_command_timeout)
+        await self.producer.stop(self._settings.dispatcher_command_timeout)
         self._hand_back(self.slots.take_all(), SHUTDOWN)  # what a claim under way brought
 
     async def _record_stop(self) -> None:
@@ -470,12 +470,12 @@ class Engine:
         """
         self.heartbeat.stop()
         closes: list[Awaitable[Any]] = [
-            self.producer.loop.stop(0.1),
+            self.producer.stop(0.1),
             self._progress.loop.stop(0.1),
             self._wake.close(),
             self.credentials.stop(0.5),
             self.group_row.loop.stop(0.1),
-            self.completer.loop.stop(TAIL - 1),
+            self.completer.stop(TAIL - 1),
             self.container.close(),
             self.heartbeat.wait_stopped(TAIL - 1),
         ]

@@ -23,7 +23,7 @@ class Unit:
     ``kind`` is ``lane``, ``fair`` or ``serial``, ``name`` the lane or the actor.
     """
 
-    __slots__ = ("after", "freed", "gates", "kind", "name", "priority", "route", "try_at")
+    __slots__ = ("after", "again", "freed", "gates", "kind", "name", "priority", "route", "try_at")
 
     def __init__(self, kind: str, route: str, name: str, gates: list[str], priority: int) -> None:
         self.kind = kind
@@ -36,6 +36,8 @@ class Unit:
         self.freed: dict[str, None] = {}
         """Lanes of identities that came free here; they go first."""
         self.try_at = 0.0
+        self.again = False
+        """True once something was given back after the last claim began, which may not have seen it."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -43,6 +45,7 @@ class Unit:
 
     def request(self) -> dict[str, Any]:
         """The unit as ``claim_lanes`` takes it."""
+        self.again = False
         if self.kind == "lane":
             return {"kind": "lane", "route": self.route, "lane": self.name, "gates": self.gates}
         first = list(self.freed)
@@ -86,6 +89,7 @@ class Lanes:
             before = self._units.get(unit.key)
             if before is not None:
                 unit.after, unit.freed, unit.try_at = before.after, before.freed, before.try_at
+                unit.again = before.again
             other = units.get(unit.key)
             if other is None or other.priority < unit.priority:
                 units[unit.key] = unit
@@ -116,7 +120,7 @@ class Lanes:
             return False
         # A walk looks further than it claims: where it ran out of room it goes on after the last lane it took from.
         unit.after = stopped_at if note == "short" else max(walked, default=unit.after)
-        if note == "more" or (note == "short" and stopped_at is not None):
+        if unit.again or note == "more" or (note == "short" and stopped_at is not None):
             return True
         unit.try_at = time.monotonic() + CLOSED
         return False
@@ -131,7 +135,7 @@ class Lanes:
         self.freed += 1
         for unit in self._units.values():
             if attempt.gated:
-                unit.try_at = 0.0
+                unit.try_at, unit.again = 0.0, True
             if unit.kind == "serial" and unit.name == attempt.ref.name and attempt.lane and len(unit.freed) < MAX_FREED:
                 unit.freed[attempt.lane] = None
-                unit.try_at = 0.0
+                unit.try_at, unit.again = 0.0, True

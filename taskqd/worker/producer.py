@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
@@ -79,6 +80,18 @@ class Producer:
         self.loop = BackgroundLoop(
             "producer", self._step, cadence=poll_interval, on_failure=on_failure, backoff_cap=max(1.0, poll_interval)
         )
+        self._claiming = False
+        self._one_of_lanes = asyncio.Lock()
+        self._freed_loop = BackgroundLoop("producer-freed", self._step_freed, cadence=60.0, on_failure=on_failure)
+
+    def start(self) -> None:
+        """Start to claim."""
+        self.loop.start()
+        self._freed_loop.start()
+
+    async def stop(self, timeout: float) -> None:
+        """Claim nothing more; let a claim under way finish within ``timeout`` seconds."""
+        await asyncio.gather(self.loop.stop(timeout), self._freed_loop.stop(timeout))
 
     def woken(self) -> None:
         """There may be new work: look from the beginning, now."""
@@ -100,7 +113,7 @@ class Producer:
     def freed(self, attempt: Attempt) -> None:
         """An attempt gave back a limit, or an identity, that another job may wait for."""
         self._lanes.free(attempt)
-        self.loop.wake()
+        (self._freed_loop if self._claiming else self.loop).wake()
 
     async def _step(self) -> float | None:
         self.polls += 1
@@ -112,14 +125,15 @@ class Producer:
             return self._pause()
         if room == 0:
             # The local queue is full of what nothing limits: what was given back is still taken up at once.
-            freed, self._lanes.freed = min(self._lanes.freed, self._slots.size), 0
-            if freed and await self._claim_lanes(freed, self._lanes.open()):
-                return 0.0
-            return self._pause()
+            return 0.0 if await self._take_freed() else self._pause()
         if self._drained:  # nobody woke us: the poll interval has passed
             self._floors.want_rescan()
         from_beginning = self._floors.rescan_due
-        got = await self._claim(room)
+        self._claiming = True
+        try:
+            got = await self._claim(room)
+        finally:
+            self._claiming = False
         self._drained = got < room and from_beginning and not self._more
         if not self._drained:
             if got < room:
@@ -130,6 +144,15 @@ class Producer:
             self._floors.want_rescan()
             return 0.0
         return self._pause()
+
+    async def _step_freed(self) -> None:
+        """Take up what was given back while a claim is under way, of what nothing limits for the most part."""
+        if not self.paused:
+            await self._take_freed()
+
+    async def _take_freed(self) -> int:
+        freed = min(self._lanes.freed, self._slots.size)
+        return await self._claim_lanes(freed, self._lanes.open()) if freed else 0
 
     async def _maintain(self) -> bool:
         """A little maintenance, so that a fleet without a scheduler still moves; True when it made work claimable."""
@@ -146,7 +169,6 @@ class Producer:
     async def _claim(self, room: int) -> int:
         """Claim up to ``room`` rows into the local queue and return how many it was."""
         began = time.monotonic()
-        self._lanes.freed = 0
         self._more = False
         if began - self._rules_read >= MAX_AGE:
             await self._read_rules()
@@ -237,6 +259,11 @@ class Producer:
         return len(attempts)
 
     async def _claim_lanes(self, room: int, units: Sequence[Unit]) -> int:
+        async with self._one_of_lanes:
+            return await self._claim_open(room, [unit for unit in units if unit.try_at <= time.monotonic()])
+
+    async def _claim_open(self, room: int, units: Sequence[Unit]) -> int:
+        self._lanes.freed = 0
         if not units:
             return 0
         try:

@@ -35,6 +35,8 @@ class Slots:
         self._window_start = 0.0
         self._in_window = 0
         self._last_window = 0
+        self._low = 0
+        """Rows waiting here at which claiming more helps, as of the last look at the room."""
         self._closed = False
 
     # -- producer's side ----------------------------------------------------------------------------
@@ -42,6 +44,7 @@ class Slots:
     def room(self) -> int:
         """How many attempts to claim now; 0 while the local queue is full enough."""
         ahead = self._prefetch()
+        self._low = ahead // 2
         waiting = self.waiting
         free = self.size - self.busy
         if waiting >= free and waiting > ahead // 2:
@@ -49,11 +52,17 @@ class Slots:
         return max(0, free + ahead - waiting)
 
     def put(self, attempts: list[Attempt], *, first: bool = False) -> None:
-        """Queue claimed attempts for the consumers, ``first`` those that hold what others wait for."""
+        """Queue claimed attempts for the consumers, ``first`` those that hold what others wait for.
+
+        Wakes one consumer, which wakes the next when its handler waits: what never waits is run by one alone.
+        """
         (self._first if first else self._queue).extend(attempts)
-        for _ in range(len(attempts)):
-            if not self._wake_one():
-                break
+        self.more()
+
+    def more(self) -> None:
+        """Let one more consumer begin, if there is something to begin: the caller's own is about to wait."""
+        if self._queue or self._first:
+            self._wake_one()
 
     def take_stale(self, age: float) -> list[Attempt]:
         """Remove and return the attempts that have waited here for more than ``age`` seconds."""
@@ -95,7 +104,7 @@ class Slots:
             return None
         attempt = self._first.popleft() if self._first else self._queue.popleft()
         self.busy += 1
-        if len(self._queue) <= self._prefetch() // 2:
+        if len(self._queue) <= self._low:
             self._on_room()
         return attempt
 

@@ -31,6 +31,8 @@ class Harness:
         self.leases = Leases()
         self.repended = 0
         self.ended: list[tuple[Outcome, str]] = []
+        self.groups_may_go = asyncio.Event()
+        self.groups_may_go.set()
         self.completer = Completer(
             pool,
             jobs.schema,
@@ -44,6 +46,8 @@ class Harness:
 
     async def _before(self, attempts: Sequence[Attempt]) -> None:
         assert attempts
+        if not attempts[0].lane:
+            await self.groups_may_go.wait()
 
     def _count(self) -> None:
         self.repended += 1
@@ -76,9 +80,9 @@ def bad(attempt: Attempt, message: str = "no") -> Failed:
 @pytest.fixture
 async def harness(jobs: JobTable, pool: Any) -> AsyncIterator[Harness]:
     harness = Harness(jobs, pool)
-    harness.completer.loop.start()
+    harness.completer.start()
     yield harness
-    await harness.completer.loop.stop(1)
+    await harness.completer.stop(1)
 
 
 @pytest.fixture
@@ -96,14 +100,14 @@ async def by_proxy(jobs: JobTable, proxy: Proxy) -> AsyncIterator[Harness]:
         proxy.dsn(), role="test", schema=jobs.schema, group="", min_size=1, max_size=1, command_timeout=2, pinned=True
     )
     harness = Harness(jobs, pool, command_timeout=2.0)
-    harness.completer.loop.start()
+    harness.completer.start()
     for verb in (good, bad, lambda one: Snoozed(one, 0.1, 0.0), lambda one: Released(one, 0.1, "worker_shutdown")):
         (attempt,) = await harness.attempts(retry_base="3600", retry_cap="3600")
         await harness.settle(verb(attempt))
         await jobs.update([attempt.job_id], status="'cancelled'")
     harness.completer.succeeded = harness.completer.failed = harness.repended = 0
     yield harness
-    await harness.completer.loop.stop(1)
+    await harness.completer.stop(1)
     pool.terminate()
 
 
@@ -152,11 +156,25 @@ async def test_consumers_wait_while_the_backlog_is_full(jobs: JobTable, pool: An
     harness.completer.submit(good(attempts[-1]))
     assert not harness.completer.has_room
     waiting = asyncio.ensure_future(harness.completer.room())
-    harness.completer.loop.start()
+    harness.completer.start()
     await asyncio.wait_for(waiting, 10)
     assert await harness.completer.flush(20)
     assert await jobs.counts() == {"succeeded": BACKLOG}
-    await harness.completer.loop.stop(1)
+    await harness.completer.stop(1)
+
+
+async def test_what_others_wait_for_is_settled_beside_the_groups(harness: Harness) -> None:
+    plain, limited = await harness.attempts(2)
+    limited.lane = "a:limited"
+    harness.groups_may_go.clear()
+    harness.completer.submit(good(plain))
+    harness.completer.submit(good(limited))
+    await eventually(lambda: harness.completer.succeeded == 1)
+    assert await harness.status(limited) == "succeeded"
+    assert not await harness.completer.flush(0.01)
+    harness.groups_may_go.set()
+    assert await harness.completer.flush(20)
+    assert await harness.status(plain) == "succeeded"
 
 
 # -- a row that somebody holds ----------------------------------------------------------------------

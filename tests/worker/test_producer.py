@@ -52,11 +52,11 @@ class Harness:
             await asyncio.sleep(pause)
 
     async def __aenter__(self) -> Harness:
-        self.producer.loop.start()
+        self.producer.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.producer.loop.stop(5)
+        await self.producer.stop(5)
         self.slots.close()
 
 

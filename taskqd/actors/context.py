@@ -22,7 +22,8 @@ P = TypeVar("P", bound=BaseModel)
 
 
 class JobEnqueuer(Protocol):
-    """What ``ctx.jobs`` offers: enqueue from inside an actor. Each call commits by itself."""
+    """What ``ctx.jobs`` offers: enqueue from inside an actor. Each call commits by itself, but in transactional actors:
+    there all is committed with the job's success."""
 
     async def enqueue(
         self,
@@ -155,7 +156,8 @@ class JobContext(Generic[P]):
         self.payload = payload
         """The decoded payload."""
         self.jobs = jobs
-        """Enqueues further jobs. Each call commits at once; a later failure of this job does not take them back."""
+        """Enqueues further jobs. Each call commits at once, and a later failure of this job does not take them back,
+        unless the actor is transactional."""
         self.log = log
         """A structlog logger bound to this job."""
         self._cancellation = cancellation

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -25,7 +26,9 @@ CLAIM_BATCH = 500
 CLAIM_LEASE = 60.0
 """Seconds after which others may take what this scheduler claimed."""
 FIRE_SLOTS = 1000
-"""Slots that one transaction writes, but for a schedule that has more by itself."""
+"""Slots that one transaction writes; it may be as many more as its last schedule has."""
+DECIDING_SLICE = 0.1
+"""Seconds of thought at a time: the loop does nothing else meanwhile. A schedule far behind takes some of them."""
 FIRING_SLICE = 5.0
 """Seconds that one round takes before it lets others at the database."""
 RETRY_AFTER, LONGEST_RETRY = 30.0, 3600.0
@@ -115,21 +118,25 @@ class Firing:
         )
         if not records:
             return False
-        more = len(records) == CLAIM_BATCH
-        open_claims = {record["id"] for record in records}
-        batch = FireCounts(claimed=len(records))
+        waiting = sorted((Claimed(*record) for record in records), key=_due_since)
+        open_claims = {claimed.id for claimed in waiting}
+        batch = FireCounts(claimed=len(waiting))
+        more = len(waiting) == CLAIM_BATCH
+        until = time.monotonic() + CLAIM_LEASE / 2
         try:
-            decisions, problems = _decide_all([Claimed(*record) for record in records])
-            if problems:
-                await self._fail(problems, token, strike=True)
-                batch.failed += len(problems)
-                open_claims.difference_update(claimed.id for claimed, _ in problems)
-            more = more or any(decision.cursor_to <= decision.schedule.as_of for decision in decisions)
-            for chunk in _chunks(decisions):
-                if stopping():
+            while waiting and not stopping():
+                if time.monotonic() > until:  # rather claimed anew than fired under a claim that ends
+                    more = True
                     break
-                await self._fire(chunk, token, batch)
-                open_claims.difference_update(decision.schedule.id for decision in chunk)
+                decisions, problems = _decide_some(waiting)
+                if problems:
+                    await self._fail(problems, token, strike=True)
+                    batch.failed += len(problems)
+                    open_claims.difference_update(claimed.id for claimed, _ in problems)
+                if decisions:
+                    await self._fire(decisions, token, batch)
+                    open_claims.difference_update(decision.schedule.id for decision in decisions)
+                    more = more or any(decision.cursor_to <= decision.schedule.as_of for decision in decisions)
         finally:
             counts.add(batch)
             self.total.add(batch)
@@ -169,7 +176,7 @@ class Firing:
     async def _write(self, decisions: Sequence[Decision], token: UUID) -> list[asyncpg.Record]:
         ids = [new_uuid() for _ in decisions]
         slots = [(ids[n], due) for n, decision in enumerate(decisions) for due in decision.slots]
-        async with self._pool.acquire() as conn, asyncio.timeout(self._timeout), conn.transaction():
+        async with asyncio.timeout(self._timeout), self._pool.acquire() as conn, conn.transaction():
             await conn.execute(self._sql.prepare_fire)
             if guarded := [decision.schedule.id for decision in decisions if decision.schedule.guarded]:
                 await conn.execute(self._sql.guard, guarded)
@@ -216,29 +223,30 @@ class Firing:
             _log.warning("claims-not-released", claims=len(claims), error=type(error).__name__)
 
 
-def _decide_all(claims: Sequence[Claimed]) -> tuple[list[Decision], list[tuple[Claimed, str]]]:
-    """Decide on each by itself; return the decisions, and the schedules that are defined so that none is possible."""
-    decisions, problems = [], []
-    for claimed in claims:
+def _due_since(claimed: Claimed) -> datetime:
+    return claimed.as_of if claimed.next_fire_at is None else claimed.next_fire_at
+
+
+def _decide_some(waiting: list[Claimed]) -> tuple[list[Decision], list[tuple[Claimed, str]]]:
+    """Take from the front of ``waiting`` what one transaction fires, or what a moment suffices to decide.
+
+    Return the decisions, and the schedules that are defined so that none is possible, each with why.
+    """
+    until = time.monotonic() + DECIDING_SLICE
+    decisions: list[Decision] = []
+    problems: list[tuple[Claimed, str]] = []
+    taken = slots = 0
+    for claimed in waiting:
+        taken += 1
         try:
             decisions.append(decide(claimed))
+            slots += len(decisions[-1].slots)
         except ScheduleDefinitionError as error:
             problems.append((claimed, str(error)))
+        if slots >= FIRE_SLOTS or time.monotonic() > until:
+            break
+    del waiting[:taken]
     return decisions, problems
-
-
-def _chunks(decisions: Sequence[Decision]) -> Iterator[list[Decision]]:
-    """Yield the decisions in parts of about ``FIRE_SLOTS`` slots."""
-    chunk: list[Decision] = []
-    slots = 0
-    for decision in decisions:
-        if chunk and slots + len(decision.slots) > FIRE_SLOTS:
-            yield chunk
-            chunk, slots = [], 0
-        chunk.append(decision)
-        slots += len(decision.slots)
-    if chunk:
-        yield chunk
 
 
 class FiringLoop:

@@ -448,6 +448,28 @@ async def test_a_stop_between_two_transactions_gives_the_rest_back(
     assert (await fire(firing)).fired == 10
 
 
+async def test_schedules_far_behind_fire_in_parts(
+    schedules: ScheduleTable, firing: Firing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each decision that counts thousands of slots takes a while; what is decided fires before the next."""
+    monkeypatch.setattr(firing_module, "DECIDING_SLICE", 0.0)
+    await schedules.plant_many(5, AGO("30 days"), kind="cron", expression="* * * * *")
+    sizes = []
+    written = firing._write
+
+    async def write(decisions: Any, token: Any) -> Any:
+        sizes.append(len(decisions))
+        return await written(decisions, token)
+
+    monkeypatch.setattr(firing, "_write", write)
+    counts = await fire(firing)
+    assert (counts.fired, counts.skipped, sizes) == (5, 5 * 9_999, [1] * 5)
+    monkeypatch.setattr(firing_module, "CLAIM_LEASE", -1.0)
+    await schedules.conn.execute(f'update "{schedules.schema}".schedules set next_fire_at = {AGO("1 second")}')
+    assert await firing.fire_due(never, 0.0) == (FireCounts(claimed=5), False)
+    assert (await schedules.row("s-1"))["claim_token"] is None
+
+
 async def test_more_than_a_batch_is_drained(
     schedules: ScheduleTable, firing: Firing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

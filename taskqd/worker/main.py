@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
@@ -57,7 +58,7 @@ def run_worker(settings: Settings, actors: str, *, until_idle: bool = False, max
     label = f"{name}.{os.environ.get('TASKQD_INDEX', '0')}" if name else settings.worker_label
     log = {"format": settings.log_format, "level": settings.log_level, **({"worker": label} if label else {})}
     logs.configure(**log)
-    inherited = open_sockets()
+    inherited = open_sockets() if sys.platform == "linux" else {}
     registry = load_registry(actors)
     worker = Worker(settings, registry, label, launch(registry, actors, settings, inherited, log))
     if until_idle:

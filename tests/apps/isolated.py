@@ -15,7 +15,18 @@ from datetime import timedelta
 from typing import Annotated
 from uuid import UUID, uuid5
 
-from taskqd import EnqueueItem, JobContext, ProviderRegistry, Registry, RetryAfter, RetryPolicy, Scope, Snooze, actor
+from taskqd import (
+    EnqueueItem,
+    IdempotencyKeyActorMismatchError,
+    JobContext,
+    ProviderRegistry,
+    Registry,
+    RetryAfter,
+    RetryPolicy,
+    Scope,
+    Snooze,
+    actor,
+)
 from taskqd.client.rows import JobRow
 from tests.apps.basic import AT_ONCE, MANY, Work, hooked, note, succeed, write
 
@@ -220,6 +231,14 @@ async def parent(payload: Work, ctx: JobContext[Work]) -> list[int]:
         [EnqueueItem(actor_ref=succeed, payload=Work(key=str(n))) for n in range(5)], batch_id=batch
     )
     handles = await asyncio.gather(*(ctx.jobs.enqueue(succeed, Work(key=f"g{n}")) for n in range(10)))
+    copied = [EnqueueItem(actor_ref=succeed, payload=Work(key=f"copied\t{n} ü")) for n in range(3)]
+    assert await ctx.jobs.enqueue_batch_fast(copied) == 3
+    try:
+        await ctx.jobs.enqueue(echo, Work(), idempotency_key=f"child of {ctx.job_id}")
+    except IdempotencyKeyActorMismatchError:
+        pass
+    else:
+        raise AssertionError("the key is another actor's")
     assert await handle.wait(20) == "child"
     return [sum((await ctx.jobs.batch_counts(batch)).values()), len(handles)]
 

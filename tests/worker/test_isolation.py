@@ -98,6 +98,10 @@ async def test_results_progress_jobs_and_hooks_pass_through_the_worker(fleet: Fl
     row = await settled(too_large)
     assert (row.status, row.error_class) == ("failed", "ResultTooLarge")
     assert await parent.wait(WAIT) == [5, 10]
+    copied = await jobs.conn.fetch(
+        f"select payload->>'key' as key from \"{jobs.schema}\".jobs where payload->>'key' ~ 'copied'"
+    )
+    assert sorted(row["key"] for row in copied) == [f"copied\t{n} ü" for n in range(3)]
     assert await reports.wait(WAIT) == "from 4", "an attempt that died goes on from what the last one had reported"
     (told,) = await fleet.wait_for_executions(1, "on_success", WAIT)
     assert told.key == "well"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from taskqd.actors.registry import Registry, load_registry
+from taskqd.domain.errors import RegistryError
 from taskqd.health.child import die_with_parent, leave_supervisor, show_name
 from taskqd.health.fork_safety import hazards, one_thread_each, open_sockets
 from taskqd.health.lines import encode
@@ -41,10 +42,12 @@ def launch(
     """Start the zygote, None when no actor of ``registry`` is isolated. Call it before anything starts a thread.
 
     ``inherited``: the sockets that were open before the actors were imported. ``log``: the arguments of
-    ``logs.configure``, for a zygote that is a program of its own.
+    ``logs.configure``, for a zygote that is a program of its own. Raises ``RegistryError``.
     """
     if not any(ref.isolated for ref in registry.values()):
         return None
+    if sys.platform != "linux":
+        raise RegistryError(f"isolation='process' needs Linux: nothing binds a process to this one on {sys.platform}")
     forked = not _unsafe(inherited)
     ours, theirs = socket.socketpair()
     pid = _fork(registry, settings, inherited, ours, theirs) if forked else _spawn(reference, inherited, theirs, log)

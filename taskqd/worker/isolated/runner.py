@@ -13,8 +13,17 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID
 
+import asyncpg
+
 from taskqd.actors.progress import Progress
-from taskqd.domain.errors import ActorProcessDied, MemoryLimitExceeded, RecordedError, RegistryError, TaskQError
+from taskqd.domain.errors import (
+    ActorProcessDied,
+    MemoryLimitExceeded,
+    RecordedError,
+    RegistryError,
+    SubEnqueueError,
+    TaskQError,
+)
 from taskqd.domain.retry import KINDS
 from taskqd.domain.signals import MAX_DELAY, CancelOrigin
 from taskqd.health.lines import encode
@@ -23,7 +32,7 @@ from taskqd.settings import Settings
 from taskqd.worker.attempt import Attempt
 from taskqd.worker.isolated.frames import Garbled, pack, receive
 from taskqd.worker.isolated.launch import Launched
-from taskqd.worker.isolated.statements import Lender
+from taskqd.worker.isolated.statements import Lender, describe
 from taskqd.worker.outcome import Failed, Outcome, Overran, Snoozed, Succeeded
 
 ANSWER_TIME = 2.0
@@ -99,6 +108,7 @@ class Isolation:
         self._text = b""
         self._forking = asyncio.Lock()
         self._forked: asyncio.Future[str] | None = None
+        self._asked = 0
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.lost = False
         """True once the zygote is gone: nothing isolated can run here any more."""
@@ -181,12 +191,15 @@ class Isolation:
             if self.lost or self._closing:
                 raise ConnectionError(0, "the one that it is forked from has ended")
             ours, theirs = socket.socketpair()
-            self._forked = asyncio.get_running_loop().create_future()
+            self._forked, self._asked = asyncio.get_running_loop().create_future(), session.number
             order = {"op": "fork", "number": session.number, "memory_limit": session.attempt.ref.memory_limit}
             try:
                 socket.send_fds(self._zygote.link, [encode(order)], [theirs.fileno()])
-                async with asyncio.timeout(FORK_TIME):
-                    why = await self._forked
+                try:
+                    async with asyncio.timeout(FORK_TIME):
+                        why = await self._forked
+                except TimeoutError:
+                    why = f"none was made within {FORK_TIME:g} s"
                 if why:
                     raise ConnectionError(0, why)
             except BaseException:
@@ -231,9 +244,13 @@ class Isolation:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=1.0)
-        await session.lender.close()
         if session.writer is not None:
             session.writer.close()
+        try:
+            async with asyncio.timeout(LAST_WORDS_TIME):
+                await session.lender.close()
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:  # the pool makes a new session
+            _log.warning("lent-session-lost", job_id=str(session.attempt.job_id), error=type(error).__name__)
 
     def _end_of(self, session: _Session) -> Outcome | BaseException:
         attempt = session.attempt
@@ -323,16 +340,20 @@ class Isolation:
                     session.answer_by.cancel()
             case "wake":
                 self._wake()
-            case "sql" | "acquire" | "release":
+            case "sql" | "copy" | "acquire" | "release":
                 self._task(session, self._lend(session, message))
             case other:
                 raise Garbled(f"unknown op {other!r}")
 
     async def _lend(self, session: _Session, message: dict[str, Any]) -> None:
+        told = {"op": "answer", "number": message["number"]}
         answer = await session.lender.answer(message)
+        try:
+            data = pack({**told, **answer})
+        except (TypeError, ValueError) as error:  # a value that has no form between processes
+            data = pack({**told, "error": describe(SubEnqueueError(str(error)))})
         if session.writer is not None:
-            session.writer.write(pack({"op": "answer", "number": message["number"], **answer}))
-            await session.writer.drain()
+            session.writer.write(data)
 
     def _outcome(self, attempt: Attempt, told: dict[str, Any]) -> Outcome | BaseException:
         """Return what the process says of its actor. Raises ``Garbled`` for what cannot be."""
@@ -393,7 +414,8 @@ class Isolation:
                 why = f"isolation='process' needs a fork, which is not safe after the import of the actors: {found}"
                 self._ready.set_exception(RegistryError(why))
             case "forked" | "failed":
-                if self._forked is not None and not self._forked.done():
+                waited = self._forked is not None and not self._forked.done()
+                if self._forked is not None and waited and message["number"] == self._asked:  # not one given up
                     self._forked.set_result(message.get("why", ""))
             case "ended":
                 session = self._sessions.get(message["number"])

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import io
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -52,6 +53,16 @@ class LentConnection:
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
         """See ``asyncpg.Connection.execute``."""
         done: str = await self._run("execute", query, args, timeout)
+        return done
+
+    async def copy_to_table(
+        self, table_name: str, *, source: AsyncIterable[bytes], timeout: float | None = None, **options: Any
+    ) -> str:
+        """See ``asyncpg.Connection.copy_to_table``; the source must be text."""
+        text = b"".join([part async for part in source]).decode()
+        done: str = await self._call(
+            op="copy", table=table_name, text=text, options=options, timeout=timeout, held=self._held
+        )
         return done
 
     @asynccontextmanager
@@ -111,9 +122,9 @@ class Lender:
         try:
             return {"value": await self._do(message)}
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, SubEnqueueError) as error:
-            return {"error": _describe(error)}
+            return {"error": describe(error)}
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            return {"error": _describe(SubEnqueueError(f"what was asked for cannot be done: {error}"))}
+            return {"error": describe(SubEnqueueError(f"what was asked for cannot be done: {error}"))}
 
     async def close(self) -> None:
         """Take back what is still lent; a transaction that is open there is rolled back."""
@@ -130,16 +141,22 @@ class Lender:
         if message["op"] == "release":
             return await self.close()
         target = self._held if message["held"] else self._pool
-        if target is None or message["method"] not in METHODS:
+        if target is None:
             raise SubEnqueueError("no session is lent")
         timeout = min(message["timeout"] or LONGEST, LONGEST)
+        if message["op"] == "copy":
+            source = io.BytesIO(message["text"].encode())
+            return await target.copy_to_table(message["table"], source=source, timeout=timeout, **message["options"])
+        if message["method"] not in METHODS:
+            raise SubEnqueueError(f"there is no {message['method']!r}")
         found = await getattr(target, message["method"])(message["query"], *message["args"], timeout=timeout)
         if message["method"] == "fetch":
             return [dict(record) for record in found]
         return dict(found) if isinstance(found, asyncpg.Record) else found
 
 
-def _describe(error: BaseException) -> dict[str, Any]:
+def describe(error: BaseException) -> dict[str, Any]:
+    """Return an error in the form in which it travels; see :func:`raise_answer`."""
     fields = {
         letter: str(value)
         for letter, name in (("n", "constraint_name"), ("D", "detail"), ("H", "hint"), ("t", "table_name"))

@@ -355,6 +355,7 @@ create table {schema}.target_identity (
     singleton       boolean primary key default true check (singleton),
     installation_id uuid not null,
     environment     text,
+    version         integer not null default 0,
     bound_at        timestamptz,
     bound_by        text
 );
@@ -400,6 +401,30 @@ language sql volatile parallel safe as $$
 $$;
 
 insert into {schema}.target_identity (installation_id) values ({schema}.uuid7());
+
+-- Answers the installation to whoever was configured for it, and raises TQ422 for anybody else: every process asks before
+-- it writes anything. One that expects an installation is told of another even where no environment is bound. What it
+-- expects must come from its configuration, never from here. Whoever may use the schema may ask.
+create function {schema}.attest(expected_environment text, expected_installation uuid) returns uuid
+language plpgsql stable security definer set search_path = '' as $$
+declare
+    here {schema}.target_identity%rowtype;
+begin
+    select * into here from {schema}.target_identity;
+    if not found then
+        raise exception 'it has lost its identity' using errcode = 'TQ422';
+    end if;
+    if here.environment is distinct from expected_environment and here.environment is not null then
+        raise exception 'it is bound to environment ''%'', the one expected is %', here.environment,
+            coalesce(quote_literal(expected_environment), 'none (TASKQ_ENVIRONMENT)') using errcode = 'TQ422';
+    end if;
+    if here.installation_id <> expected_installation then
+        raise exception 'it is installation …%, the one expected is …%', right(here.installation_id::text, 8),
+            right(expected_installation::text, 8) using errcode = 'TQ422';
+    end if;
+    return here.installation_id;
+end
+$$;
 
 -- Tells sleeping workers of this schema that there may be work. Latency only: they poll as well.
 create function {schema}.wake() returns void
@@ -859,15 +884,16 @@ $$;
 
 -- Counts edges of jobs into and out of terminal statuses in their batches: the job of batches[i] went from before[i] to
 -- after[i]; an edge between two that are not terminal is none. Call it from the statement that changed the jobs, after
--- all of them, and for jobs of a batch only; null arrays are no edges. Locks batches in id order, after the jobs. With
--- wait = false it leaves batches that somebody holds to the next tick: a sweep that has locked one must not wait for
--- another. A success ends a row of failures; failed and crashed lengthen it, after the successes of the same call, and
+-- all of them, and for jobs of a batch only; null arrays are no edges. Locks batches in id order, after the jobs. One
+-- that somebody holds for longer than 50 ms is left to the next tick, which recounts it: who holds a batch must not keep
+-- its jobs from ending. With wait = false it is left at once: a sweep that has locked one does not wait for another. A
+-- success ends a row of failures; failed and crashed lengthen it, after the successes of the same call, and
 -- as many as the batch's failure_threshold abort it. An end taken back by an operator's retry makes an aborted batch
 -- active again. Planned once, as close_batches().
 create function {schema}.count_batches(
     batches uuid[], before {schema}.job_status[], after {schema}.job_status[], wait boolean default true
 ) returns void
-language plpgsql volatile strict
+language plpgsql volatile strict set lock_timeout = '50ms'
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
@@ -876,6 +902,7 @@ declare
     olds {schema}.job_status[];
     counts bigint[];
     locked uuid[];
+    missing uuid[];
 begin
     select array_agg(e.batch), array_agg(e.old), array_agg(e.new), array_agg(e.jobs) into touched, olds, news, counts
     from (select g.batch, g.old, g.new, count(*) as jobs from unnest(batches, before, after) g(batch, old, new)
@@ -885,14 +912,19 @@ begin
     if touched is null then
         return;
     end if;
-    if wait then
-        locked := array(select b.id from {schema}.batches b where b.id = any(touched) order by b.id for no key update);
-    else
-        locked := array(select b.id from {schema}.batches b where b.id = any(touched) order by b.id
-                        for no key update skip locked);
-        insert into {schema}.batch_recounts (batch_id)
-        select b.id from {schema}.batches b where b.id = any(touched) and b.id <> all(locked);
+    locked := array(select b.id from {schema}.batches b where b.id = any(touched) order by b.id
+                    for no key update skip locked);
+    select array_agg(b.id) into missing from {schema}.batches b where b.id = any(touched) and b.id <> all(locked);
+    if missing is not null and wait then
+        begin
+            locked := locked || array(select b.id from {schema}.batches b where b.id = any(missing) order by b.id
+                                      for no key update);
+            missing := null;
+        exception when lock_not_available then
+            null;
+        end;
     end if;
+    insert into {schema}.batch_recounts (batch_id) select unnest(missing);
     if cardinality(locked) = 0 then
         return;
     end if;

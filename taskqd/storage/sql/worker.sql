@@ -501,8 +501,9 @@ where status in ('succeeded', 'failed', 'cancelled', 'crashed', 'abandoned')
   and status <> 'succeeded' and route = any($1::text[]) and actor = any($2::text[])
 
 -- name: micro_maintenance
--- What an idle claim does before it sleeps: takes back a few expired rows and makes due ones claimable, so that a fleet
--- without a scheduler still moves. Serves from the small running index and jobs_due; skips what others hold.
+-- What an idle claim does before it sleeps: takes back a few expired rows, makes due ones claimable and recounts batches
+-- that somebody held when a job of theirs ended, so that a fleet without a scheduler still moves. Serves from the small
+-- running index and jobs_due; skips what others hold.
 with due as materialized (
     select ctid from {schema}.jobs
     where status = 'scheduled' and scheduled_at <= statement_timestamp()
@@ -512,4 +513,5 @@ with due as materialized (
 ), promoted as (
     update {schema}.jobs j set status = 'pending' from due d where j.ctid = d.ctid returning 1
 )
-select {schema}.reap(5) as reaped, (select count(*)::int from promoted) as promoted
+select {schema}.reap(5) as reaped, (select count(*)::int from promoted) as promoted,
+    (select {schema}.repair_batches(5) where exists (select from {schema}.batch_recounts)) as recounted

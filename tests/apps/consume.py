@@ -11,13 +11,26 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
+from uuid import uuid5
 
 import asyncpg
 import asyncpg.transaction
 
-from taskqd import JobContext, ProviderRegistry, Registry, RetryAfter, RetryPolicy, Scope, Snooze, actor
+from taskqd import (
+    EnqueueItem,
+    IdempotencyKeyActorMismatchError,
+    JobContext,
+    ProviderRegistry,
+    Registry,
+    RetryAfter,
+    RetryPolicy,
+    Scope,
+    Snooze,
+    actor,
+)
 from taskqd.actors.hooks import Hook
 from tests.apps.basic import MANY, Work, note, write
 
@@ -75,6 +88,27 @@ async def pay(payload: Work, ctx: JobContext[Work], *, connection: asyncpg.Conne
         raise RuntimeError("no money")
     note("end", ctx, payload.key)
     return payload.key
+
+
+@actor(name="fan-out", retry=MANY)
+async def fan_out(payload: Work, ctx: JobContext[Work], *, connection: asyncpg.Connection) -> None:
+    """Enqueue eleven children in every way there is, five of them at once; fail as often as asked."""
+
+    def item(key: str) -> EnqueueItem:
+        return EnqueueItem(actor_ref=child, payload=Work(key=key))
+
+    keys = [f"{ctx.job_id}:{n}" for n in range(5)]
+    await asyncio.gather(*(ctx.jobs.enqueue(child, Work(), idempotency_key=key) for key in keys))
+    assert (await ctx.jobs.enqueue(child, Work(), idempotency_key=keys[0])).was_existing
+    with suppress(IdempotencyKeyActorMismatchError):
+        await ctx.jobs.enqueue(aside, Work(), idempotency_key=keys[0])
+    batch = uuid5(ctx.job_id, "batch")
+    await ctx.jobs.enqueue_batch([item("a"), item("b")], batch_id=batch, finalizer=item("last"))
+    await ctx.jobs.enqueue_batch_fast([item(str(n)) for n in range(3)])
+    assert sum((await ctx.jobs.batch_counts(batch)).values()) == 2
+    await insert(connection, payload.key)
+    if ctx.attempt <= payload.times:
+        raise RuntimeError("not yet")
 
 
 @actor(name="child", queue="children")
@@ -157,7 +191,8 @@ providers.transactional()
 providers.register_factory(Ledger, Scope.TRANSIENT, ledger)
 
 registry = Registry(
-    [pay, child, through, through_once, snooze, stubborn, ends_it, breaks, sessions, aside, thread], providers=providers
+    [pay, fan_out, child, through, through_once, snooze, stubborn, ends_it, breaks, sessions, aside, thread],
+    providers=providers,
 )
 
 _commit = asyncpg.transaction.Transaction.commit

@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from taskqd import JobFailed, TaskQ
-from taskqd.worker import transactional
+from taskqd.worker import report, transactional
 from taskqd.worker.engine import Engine
 from tests.apps import consume
 from tests.apps.basic import Work
@@ -277,6 +277,13 @@ async def test_a_row_that_is_locked_for_a_while_is_waited_for(
         assert await books.keys() == ["a"]
 
 
+async def test_children_of_every_kind_are_part_of_it(engine: Engine, tq: TaskQ, books: Books, jobs: JobTable) -> None:
+    handle = await tq.enqueue(consume.fan_out, Work(key="a", times=1))
+    await handle.wait(WAIT)
+    assert len(await jobs.attempts(handle.job_id)) == 1
+    assert (await books.keys(), await books.children()) == (["a"], 11)
+
+
 # -- the slot pool ----------------------------------------------------------------------------------
 
 
@@ -300,13 +307,15 @@ async def test_without_a_connection_the_job_is_left_to_its_lease(
         row = await jobs.row(handle.job_id)
         assert (row["status"], row["attempt"]) == ("running", 1)
         assert engine.held == 0
-        assert engine.transactions.trouble
+        assert "a job got no connection of its slot" in report.ready(engine, "running", 60).body["reason"]
+        assert "taskq_worker_slot_pool_acquire_failures_total 1\n" in report.metrics(engine)
+        assert "taskq_worker_slot_pool_connections_in_use 4\n" in report.metrics(engine)
         freed.set()
     assert told.events == ["slot-pool-acquire-failed"]
     await _expire(jobs, handle)
     assert await handle.wait(WAIT) == "a"
     assert await books.keys() == ["a"]
-    assert engine.transactions.trouble == ""
+    assert report.ready(engine, "running", 60).ok
 
 
 async def test_a_new_credential_renews_the_slot_pool_too(engine: Engine, tq: TaskQ, books: Books) -> None:

@@ -59,6 +59,9 @@ _NEXT = 0.4
 _TOGETHER = 0.008
 """Seconds that such a beat waits for those of the others, who beat at the same moment: to be woken is what costs."""
 
+_ASKED = 1.0
+"""Seconds in which a silent process that was asked for its stacks has begun to write them, as a rule."""
+
 _GAP = 1.0
 """A round that comes this much too late, in seconds, means that the machine or the supervisor stood still."""
 
@@ -239,11 +242,15 @@ class Monitor:
         now = time.monotonic()
         due = [child.slot.deadline for child in self._children if child.slot.deadline is not None]
         due += [at for at in (self._stops.last_moment, self._starter.waits_until(now)) if at is not None]
-        longest = DUMP_PAUSE if any(child.shows for child in self._children) else ROUND
+        longest = DUMP_PAUSE if any(self._shows(child, now) for child in self._children) else ROUND
         wait = max(0.0, min(longest, min(due, default=now + ROUND) - now))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait):
                 await self._wake.wait()
+
+    def _shows(self, child: Child, now: float) -> bool:
+        """True while its stacks are to be told in a moment: it writes them, or has just been asked for them."""
+        return child.shows or (child.slot.state is State.STALLED and now - child.slot.since < _ASKED)
 
     def _notice_gap(self, gap: float) -> None:
         self.watch.tally.round(gap)

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from taskqd.domain.errors import ScopeViolation as ScopeViolation
     from taskqd.domain.errors import SingletonCollisionError as SingletonCollisionError
     from taskqd.domain.errors import SubEnqueueError as SubEnqueueError
+    from taskqd.domain.errors import TargetMismatchError as TargetMismatchError
     from taskqd.domain.errors import TaskQError as TaskQError
     from taskqd.domain.errors import UniqueForLockTimeoutError as UniqueForLockTimeoutError
     from taskqd.domain.ids import new_uuid as new_uuid
@@ -135,6 +136,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "ScopeViolation",
         "SingletonCollisionError",
         "SubEnqueueError",
+        "TargetMismatchError",
         "TaskQError",
         "UniqueForLockTimeoutError",
     ),

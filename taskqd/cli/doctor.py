@@ -16,6 +16,7 @@ from taskqd.storage.doctor import Check, Finding, Severity, examine
 
 CHECKS: dict[str, Check] = {
     "migrations": doctor_schema.check_migrations,
+    "target": doctor_schema.check_target,
     "drift": doctor_schema.check_drift,
     "plans": doctor_schema.check_plans,
     "snapshots": doctor_server.check_snapshots,

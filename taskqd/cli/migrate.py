@@ -12,6 +12,7 @@ from taskqd.cli.session import session
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.settings import load_settings
 from taskqd.storage.migrate import CODE_LEVEL, MIN_SCHEMA, Applied, Status, migrate_status, migrate_up
+from taskqd.storage.target import attest
 
 if TYPE_CHECKING:
     from taskqd.settings import Settings
@@ -52,6 +53,7 @@ def up(
 
     async def run(settings: Settings) -> None:
         async with session(settings, "migrate") as conn:
+            await attest(conn, settings.schema_name, settings)
             applied = await migrate_up(
                 conn,
                 settings.schema_name,

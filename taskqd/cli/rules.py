@@ -12,7 +12,7 @@ import click
 from taskqd.cli.session import session
 from taskqd.domain.reservation import MAX_SLOTS
 from taskqd.settings import load_settings
-from taskqd.storage.migrate import check_schema
+from taskqd.storage.boot import admit
 from taskqd.storage.statements import load
 
 MAX_COUNTED = 10_000
@@ -58,7 +58,7 @@ def query(name: str, *arguments: Any) -> list[Any]:
 
     async def run() -> list[Any]:
         async with session(settings, "rules") as connection:
-            await check_schema(connection, settings.schema_name)
+            await admit(connection, settings)
             sql = load("rules", settings.schema_name)
             return list(await connection.fetch(sql[name], *arguments, timeout=TIMEOUT))
 

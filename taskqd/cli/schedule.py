@@ -23,7 +23,7 @@ from taskqd.scheduler.manifest import SchedulePlan, plan_schedules, read_manifes
 from taskqd.scheduler.slots import next_slots, slots_between
 from taskqd.settings import load_settings
 from taskqd.settings.durations import parse_duration
-from taskqd.storage.migrate import check_schema
+from taskqd.storage.boot import admit
 from taskqd.storage.schedules import (
     Steering,
     StoredSchedule,
@@ -300,7 +300,7 @@ def _run(work: Callable[[asyncpg.Connection, str], Coroutine[Any, Any, T]]) -> T
 
     async def run() -> T:
         async with session(settings, "schedule") as connection:
-            await check_schema(connection, settings.schema_name)
+            await admit(connection, settings)
             return await work(connection, settings.schema_name)
 
     return asyncio.run(run())

@@ -21,8 +21,9 @@ from taskqd.client.rows import JobRow
 from taskqd.client.schedules import ScheduleCalls
 from taskqd.client.wake import WakeSender
 from taskqd.settings.client import client_settings
-from taskqd.storage.connect import create_pool
+from taskqd.storage.connect import CONNECT_ERRORS, create_pool, explain
 from taskqd.storage.schema_name import check_schema_name
+from taskqd.storage.target import attest
 
 R = TypeVar("R")
 
@@ -86,7 +87,8 @@ class TaskQ(Jobs, ScheduleCalls):
     ``asyncio.run``, opens it again for itself.
 
     Raises ``ConfigError`` for a bad schema name, ``ValueError`` for bad pool arguments; ``open()`` raises
-    ``DatabaseUnavailableError`` or ``DatabaseAuthError``.
+    ``DatabaseUnavailableError``, ``DatabaseAuthError``, or ``TargetMismatchError`` when the schema is bound to another
+    environment than ``TASKQ_ENVIRONMENT``, or is not ``TASKQ_INSTALLATION_ID``.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class TaskQ(Jobs, ScheduleCalls):
             max_backoff=settings.max_retry_backoff,
             heartbeat_window=settings.heartbeat_window,
         )
+        self._expected = settings
         self._dsn = dsn
         self._given_pool = pool
         self._sizes = (min_pool_size, max_pool_size)
@@ -122,21 +125,11 @@ class TaskQ(Jobs, ScheduleCalls):
         """Open the pool. ``async with`` does it. Safe to call twice."""
         self._forget_abandoned()
         if not self._is_open():
-            pool = self._given_pool
-            if pool is None:
-                low, high = self._sizes
-                pool = await create_pool(
-                    self._dsn or "",
-                    role="client",
-                    schema=self.schema,
-                    group="",
-                    min_size=low,
-                    max_size=high,
-                    command_timeout=COMMAND_TIMEOUT,
-                )
-                if self._is_open():  # by another task, meanwhile
+            pool = await self._connect()
+            if self._is_open():  # by another task, meanwhile
+                if self._given_pool is None:
                     await pool.close()
-                    return self
+                return self
             wake = WakeSender(pool, self.schema, _wake_failed)
             wake.start()
             self._sender = wake
@@ -161,6 +154,31 @@ class TaskQ(Jobs, ScheduleCalls):
                     await pool.close()
             except TimeoutError:
                 pool.terminate()
+
+    async def _connect(self) -> Any:
+        """Return a pool to the schema that this process was configured for."""
+        if self._given_pool is not None:
+            await attest(self._given_pool, self.schema, self._expected)
+            return self._given_pool
+        dsn, (low, high) = self._dsn or "", self._sizes
+        pool = await create_pool(
+            dsn,
+            role="client",
+            schema=self.schema,
+            group="",
+            min_size=low,
+            max_size=high,
+            command_timeout=COMMAND_TIMEOUT,
+        )
+        try:
+            await attest(pool, self.schema, self._expected)
+        except CONNECT_ERRORS as error:
+            pool.terminate()
+            raise explain(error, dsn) from None
+        except BaseException:
+            pool.terminate()
+            raise
+        return pool
 
     def _is_open(self) -> bool:
         return isinstance(self._pool, _Bound)

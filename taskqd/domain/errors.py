@@ -81,6 +81,10 @@ class DatabaseAuthError(ConfigError):
     """The database refused the credentials or the database name; trying again cannot help."""
 
 
+class TargetMismatchError(ConfigError):
+    """The schema is bound to another environment, or is another installation, than the one configured."""
+
+
 class SchemaNotMigratedError(TaskQError):
     """The schema holds no taskqd tables yet. Run ``taskqd migrate up``."""
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
+from uuid import UUID
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -18,6 +19,8 @@ class ClientSettings:
     """What a ``TaskQ`` takes from the environment; each as in :class:`taskqd.settings.Settings`."""
 
     schema_name: str
+    environment: str | None
+    installation_id: UUID | None
     idempotency_key_max_bytes: int
     max_retry_backoff: float
     heartbeat_interval: float

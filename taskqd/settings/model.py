@@ -105,7 +105,12 @@ class Settings(BaseSettings):
     )
     schema_name: v.SchemaName = _setting("taskq", "The database schema that holds this installation.")
     environment: v.EnvironmentName = _setting(
-        None, "Name of the deployment, such as 'production'; selects the .env.{environment} files."
+        None,
+        "Name of the deployment, such as 'production'; selects the .env.{environment} files. "
+        "A database that is bound to another one turns the process away.",
+    )
+    installation_id: v.OptionalUuid = _setting(
+        None, "The installation that the schema must be, as 'taskqd target show --json' has it. None: any."
     )
     statement_cache_size: v.Whole = _count(512, 0, 100_000, "Prepared statements that each connection keeps; 0 is off.")
     max_cached_statement_lifetime: v.Seconds = _seconds(

@@ -80,9 +80,17 @@ def _check_schema(name: str) -> str:
     return name
 
 
+ENVIRONMENT_RULE = "must be 1 to 63 letters, digits, '_', '.' or '-', starting with a letter or a digit"
+
+
+def is_environment_name(name: str) -> bool:
+    """Tell whether ``name`` can name an environment."""
+    return _ENVIRONMENT.fullmatch(name) is not None
+
+
 def _check_environment(name: str | None) -> str | None:
-    if name is not None and not _ENVIRONMENT.fullmatch(name):
-        raise ValueError("must be 1 to 63 letters, digits, '_', '.' or '-', starting with a letter or a digit")
+    if name is not None and not is_environment_name(name):
+        raise ValueError(ENVIRONMENT_RULE)
     return name
 
 

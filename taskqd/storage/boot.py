@@ -11,7 +11,18 @@ from taskqd.settings import Settings
 from taskqd.storage.connect import CONNECT_ERRORS, explain, require_writable, with_retry
 from taskqd.storage.credentials import Credential, login_of
 from taskqd.storage.migrate import check_schema
+from taskqd.storage.migration_ledger import Reader
 from taskqd.storage.swap import SwapPool
+from taskqd.storage.target import attest
+
+
+async def admit(database: Reader, settings: Settings) -> None:
+    """Return when a process with ``settings`` may work on the schema: this code fits it, and it is the one expected.
+
+    Raises what ``check_schema`` and ``attest`` do.
+    """
+    await check_schema(database, settings.schema_name)
+    await attest(database, settings.schema_name, settings)
 
 
 async def boot_pool(
@@ -20,7 +31,8 @@ async def boot_pool(
     """Return the pool that ``opener`` opens, directly to a migrated schema that can be written, and its credential.
 
     A database that is down is tried again for ``database_boot_timeout`` seconds, ``on_retry(why, pause)`` before each.
-    Raises ``DatabaseUnavailableError``, ``DatabaseAuthError``, ``SchemaNotMigratedError`` or ``SchemaOutOfRangeError``.
+    Raises ``DatabaseUnavailableError``, ``DatabaseAuthError``, ``SchemaNotMigratedError``,
+    ``SchemaOutOfRangeError`` or ``TargetMismatchError``.
     """
     dsn, login = settings.direct_dsn(), login_of(settings)
 
@@ -43,7 +55,7 @@ async def boot_pool(
         attempt, boot_timeout=settings.database_boot_timeout, on_retry=on_retry, login=login
     )
     try:
-        await check_schema(pool, settings.schema_name)
+        await admit(pool, settings)
     except BaseException:
         pool.terminate()
         raise

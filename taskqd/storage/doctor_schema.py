@@ -9,6 +9,7 @@ from typing import Any
 
 import asyncpg
 
+from taskqd.domain.errors import TargetMismatchError
 from taskqd.storage.connect import close, connect
 from taskqd.storage.credentials import login_of
 from taskqd.storage.doctor import STATEMENT_TIMEOUT, Finding, Patient, fail, listed, ok, warn
@@ -16,6 +17,7 @@ from taskqd.storage.migrate import CODE_LEVEL, MIN_SCHEMA, migrate_status
 from taskqd.storage.migration_files import MigrationFile, read_migrations, split_statements
 from taskqd.storage.schema_name import quote, render
 from taskqd.storage.statements import load
+from taskqd.storage.target import attest, read_identity
 
 HOT = {
     "heads": ("worker", "jobs_claim"),
@@ -63,6 +65,22 @@ async def check_migrations(patient: Patient) -> list[Finding]:
         do = "restore the text that was applied, and put the change into a new migration"
         found.append(fail(name, schema, f"changed after it was applied: {names}", "no migration can be applied", do))
     return found or [ok(name, f"at migration {status.version}, nothing pending", schema)]
+
+
+async def check_target(patient: Patient) -> list[Finding]:
+    """Tell which installation this is, and whether these settings are meant for it."""
+    name, schema = "target", patient.schema
+    try:
+        await attest(patient.conn, schema, patient.settings)
+    except TargetMismatchError as error:
+        why = "processes with these settings are refused, exit 78"
+        do = "give the right database, or the TASKQ_ENVIRONMENT that is bound; a clone needs `taskqd target rotate`"
+        return [fail(name, schema, str(error), why, do)]
+    found = await read_identity(patient.conn, schema)
+    if found.environment is None:
+        what = "bound to no environment: any process may work on it; `taskqd target bind ENVIRONMENT` ends that"
+        return [ok(name, what, schema)]
+    return [ok(name, f"environment {found.environment}, and these settings are meant for it", schema)]
 
 
 async def check_drift(patient: Patient) -> list[Finding]:

@@ -12,9 +12,9 @@ from uuid import UUID
 from taskqd.domain.errors import BudgetExceededError, DatabaseAuthError, DatabaseUnavailableError
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.settings import Settings
+from taskqd.storage.boot import admit
 from taskqd.storage.credentials import Source
 from taskqd.storage.limits import ConnectionLimits, read_connection_limits
-from taskqd.storage.migrate import check_schema
 from taskqd.storage.release import release_workers
 from taskqd.supervisor.fleet import Fleet
 from taskqd.supervisor.reserve import (
@@ -69,7 +69,7 @@ async def check_login(own: OwnLogin, group: str, fleet: Fleet, *, boots: bool, e
         else:
             conn = await connect_in_time(own.settings, group, "preflight")
         async with asking(conn, own.settings):
-            await check_schema(conn, own.settings.schema_name)
+            await admit(conn, own.settings)
             limits = await read_connection_limits(conn, asker_of(own.settings, group))
     except _NOT_LET_IN as error:
         text = f"as {names} would: {error}"

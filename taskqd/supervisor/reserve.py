@@ -17,11 +17,11 @@ import asyncpg
 from taskqd.domain.errors import BudgetExceededError, DatabaseUnavailableError
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.settings import Settings
+from taskqd.storage.boot import admit
 from taskqd.storage.connect import CONNECT_ERRORS, close, connect, connect_with_retry, explain
 from taskqd.storage.credentials import login_of
 from taskqd.storage.groups import declare, own_place
 from taskqd.storage.limits import Asker, ConnectionLimits, read_connection_limits
-from taskqd.storage.migrate import check_schema
 from taskqd.storage.pooler import PoolerLimits, ask_pooler
 from taskqd.supervisor.budget import held_elsewhere
 from taskqd.supervisor.fleet import Fleet
@@ -88,7 +88,7 @@ async def reserve(
         return grant(limits if enforce else None, fleet.outside, wanted, extra, elsewhere=uncounted)
 
     async with asking(conn, settings):
-        await check_schema(conn, settings.schema_name)
+        await admit(conn, settings)
         while True:
             await declare(conn, asker_of(settings, group), decide)
             crowded = enforce and judge_fleet(fleet, limits).fit is Fit.CROWDED

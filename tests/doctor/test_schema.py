@@ -11,8 +11,9 @@ import pytest
 from taskqd.settings import Settings, load_settings
 from taskqd.storage.connect import describe_dsn
 from taskqd.storage.doctor import Finding, Severity, examine
-from taskqd.storage.doctor_schema import HOT, check_drift, check_migrations, check_plans, judge_plan
+from taskqd.storage.doctor_schema import HOT, check_drift, check_migrations, check_plans, check_target, judge_plan
 from taskqd.storage.migrate import migrate_up
+from taskqd.storage.target import bind
 from tests.doctor.conftest import Look
 from tests.postgres import Server
 from tests.worker.test_plans import CASES
@@ -87,6 +88,15 @@ async def test_a_table_of_somebody_else_beside_ours_is_nobodys_business(
 ) -> None:
     await conn.execute(f'create table "{schema}".mine (id int primary key)')
     assert [each.severity for each in await look(check_drift)] == [Severity.OK]
+
+
+async def test_which_installation_it_is(conn: asyncpg.Connection, schema: str, look: Look) -> None:
+    (unbound,) = await look(check_target)
+    assert (unbound.severity, unbound.what[:23]) == (Severity.OK, "bound to no environment")
+    await bind(conn, schema, "production", None)
+    (refused,) = await look(check_target)
+    assert refused.severity is Severity.FAIL
+    assert "is bound to environment 'production', the one expected is none" in refused.what
 
 
 async def test_a_plan_without_its_index_is_a_finding(conn: asyncpg.Connection, schema: str, look: Look) -> None:

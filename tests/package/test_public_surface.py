@@ -76,6 +76,7 @@ SURFACE = [
     "SingletonCollisionError",
     "Snooze",
     "SubEnqueueError",
+    "TargetMismatchError",
     "TaskQ",
     "TaskQError",
     "UniqueForLockTimeoutError",

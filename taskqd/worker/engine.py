@@ -54,7 +54,7 @@ from taskqd.worker.slots import Slots
 from taskqd.worker.transactional import SlotTransactions
 from taskqd.worker.watchdog import trip
 
-KILL_TAIL = 1.0
+KILL_TAIL = 2.0
 """Seconds that a worker which stops waits for the ends of the processes that it has killed."""
 HOOK_TAIL = 1.0
 """Seconds that a worker which stops gives the hooks that are still to be called."""
@@ -418,7 +418,7 @@ class Engine:
                 enter("releasing")
                 self._release_running()
                 if self.isolation is not None:
-                    await self.consumers.wait_ended(KILL_TAIL)
+                    await self.isolation.wait_idle(KILL_TAIL)
         await asyncio.wait([recorded, claims], timeout=max(1.0, plan.force_at - time.monotonic()))
         await self.completer.flush(max(0.5, min(TAIL, plan.deadline - time.monotonic() - 1.0)))
         ends: list[Awaitable[None]] = [self._hooks.finish(HOOK_TAIL)]

@@ -44,18 +44,15 @@ class ExitTimer:
 
     def __init__(self) -> None:
         self.is_set = False
-        self._timer = ctypes.c_void_p()
         self._library = _library()
-        if self._library is not None:
-            end = ctypes.cast(self._library._exit, ctypes.c_void_p)
-            event = _Event(value=int(ExitCode.INTERNAL), notify=_SIGEV_THREAD, function=end)
-            if self._library.timer_create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(self._timer)):
-                self._library = None
+        self._timer: ctypes.c_void_p | None = None
 
     def set(self, seconds: float) -> None:
         """End the process in so many seconds; replaces what was set before."""
         self.is_set = True
         seconds = max(seconds, 0.001)
+        if self._timer is None:
+            self._make()
         if self._library is None:
             faulthandler.dump_traceback_later(seconds, exit=True, file=sys.stderr)
             return
@@ -63,6 +60,15 @@ class ExitTimer:
         times = _Times(seconds=whole, nanoseconds=int((seconds - whole) * 1e9))
         self._library.timer_settime(self._timer, 0, ctypes.byref(times), None)
         faulthandler.dump_traceback_later(max(0.001, seconds - STACKS_BEFORE), file=sys.stderr)
+
+    def _make(self) -> None:
+        # Only now: it comes with a thread, and a process that is forked must have none.
+        self._timer = ctypes.c_void_p()
+        if self._library is not None:
+            end = ctypes.cast(self._library._exit, ctypes.c_void_p)
+            event = _Event(value=int(ExitCode.INTERNAL), notify=_SIGEV_THREAD, function=end)
+            if self._library.timer_create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(self._timer)):
+                self._library = None
 
     def clear(self) -> None:
         """Do not end the process after all."""

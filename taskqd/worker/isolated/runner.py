@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -104,6 +105,8 @@ class Isolation:
         self._result_max_bytes = result_max_bytes
         self._on_lost: Callable[[], None] = _nothing
         self._sessions: dict[int, _Session] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._number = 0
         self._text = b""
         self._forking = asyncio.Lock()
@@ -140,6 +143,12 @@ class Isolation:
                 return
             await asyncio.sleep(0.002)
 
+    async def wait_idle(self, timeout: float) -> None:
+        """Wait until no attempt runs, for at most ``timeout`` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._idle.wait()
+
     @property
     def pid(self) -> int:
         """The zygote's. It ends after everything that it has forked."""
@@ -157,6 +166,7 @@ class Isolation:
         self._number += 1
         session = _Session(attempt, self._number, loop.create_future(), Lender(self._pool))
         self._sessions[session.number] = session
+        self._idle.clear()
         try:
             ours = await self._fork(session)
             reader, session.writer = await asyncio.open_unix_connection(sock=ours)
@@ -170,7 +180,12 @@ class Isolation:
         except OSError as error:
             return ActorProcessDied(f"no process could be made for the actor: {error.strerror or error}")
         finally:
-            await self._leave(session)
+            try:
+                await self._leave(session)
+            finally:
+                del self._sessions[session.number]
+                if not self._sessions:
+                    self._idle.set()
         return self._end_of(session)
 
     def force(self, attempt: Attempt) -> None:
@@ -238,7 +253,6 @@ class Isolation:
             timer.cancel()
         if not session.ended.done():
             self._kill(session)
-        del self._sessions[session.number]
         tasks = list(session.tasks)
         for task in tasks:
             task.cancel()

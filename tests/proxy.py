@@ -25,6 +25,7 @@ class Proxy:
         self._pairs: set[_Pair] = set()
         self._refusing = False
         self._losing = False
+        self._awaited: tuple[bytes, ...] = ()
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._listening = threading.Event()
@@ -60,6 +61,10 @@ class Proxy:
     def lose_next_answer(self) -> None:
         """Deliver what a client sends next, lose the server's answer to it, and close that connection."""
         self._do(lambda: setattr(self, "_losing", True))
+
+    def lose_answer_to(self, *words: bytes) -> None:
+        """The same for the next message of any client that holds all of these words."""
+        self._do(lambda: setattr(self, "_awaited", words))
 
     def restore(self) -> None:
         """Work again. What was frozen goes on."""
@@ -113,7 +118,10 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := await reader.read(65536):
                 await self._flowing.wait()
-                if from_server and self._losing:
+                if not from_server and self._awaited and all(word in data for word in self._awaited):
+                    self._awaited = ()
+                    pair.is_losing = True
+                if from_server and (self._losing or pair.is_losing):
                     self._losing = False
                     break
                 writer.write(data)
@@ -126,6 +134,7 @@ class _Pair:
 
     def __init__(self, *writers: asyncio.StreamWriter) -> None:
         self._writers = writers
+        self.is_losing = False
 
     def close(self) -> None:
         for writer in self._writers:

@@ -184,9 +184,10 @@ async def test_a_count_that_is_wrong_is_repaired_and_a_right_one_left_alone(jobs
     assert (await jobs.tick())["gates_repaired"] == 0
 
 
+@pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("settle", ["one by one", "together"])
-async def test_claimers_at_once_never_pass_a_limit(jobs: JobTable, dsn: str, settle: str) -> None:
-    count, slots = 1000, 3
+async def test_claimers_at_once_never_pass_a_limit(jobs: JobTable, dsn: str, settle: str, count: int) -> None:
+    slots = 3
     await capped(jobs, slots, count)
     running: set[UUID] = set()
     most = 0

@@ -78,7 +78,9 @@ def _decide(schedule: Claimed) -> Decision:
     shift = smear_of(schedule.id, schedule.smear)
     now = schedule.as_of - shift
     if schedule.next_fire_at is None:
-        return Decision(schedule, slots.first_after(now) + shift)
+        # An interval begins with its first slot, wherever that is.
+        begin = schedule.as_of if schedule.kind == "every" else now
+        return Decision(schedule, slots.first_after(begin) + shift)
     cursor = schedule.next_fire_at - shift
     window = schedule.catch_up_window
     if schedule.catch_up == "fire_all":

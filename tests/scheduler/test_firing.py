@@ -95,6 +95,17 @@ def test_smeared_schedules_of_one_moment_spread_and_keep_their_lattice() -> None
     assert again.cursor_to == first + timedelta(hours=1)
 
 
+def test_smeared_intervals_spread_from_their_first_slot_on() -> None:
+    smear = timedelta(seconds=3600)
+    some = [claimed(expression="60", smear=smear, next_fire_at=None) for _ in range(50)]
+    first = {one.id: decide(one).cursor_to for one in some}
+    assert len(set(first.values())) > 40
+    for one in some:
+        assert first[one.id] == NOON + MINUTE + smear_of(one.id, smear)
+        again = decide(claimed(id=one.id, smear=smear, next_fire_at=first[one.id], as_of=first[one.id] + 2.5 * MINUTE))
+        assert (again.slots, again.cursor_to) == ([first[one.id] + 2 * MINUTE], first[one.id] + 3 * MINUTE)
+
+
 # -- one fire -----------------------------------------------------------------------------------------
 
 

@@ -83,6 +83,7 @@ def running(
 ) -> Iterator[Group]:
     """Run a group of the workgroup file ``text``, with ``supervisor`` in that table; stop it unless it has ended."""
     own = f'[supervisor]\nname = "bench"\nruntime_dir = "."\n{supervisor}'
+    own += '\n[budget]\nenforce = "warn"'  # those that were killed are neighbours still, for a minute or two
     with tempfile.TemporaryDirectory(prefix="tq", dir="/tmp") as directory:
         group = Group(Path(directory), dsn, f"{text}\n{own}", env or {})
         try:

@@ -14,7 +14,7 @@ from taskqd.actors.actor import ActorRef
 from taskqd.domain.errors import RegistryError, ScheduleDefinitionError, TaskQError
 from taskqd.domain.names import nearest
 from taskqd.domain.recurrence import DstStrategy, Kind
-from taskqd.domain.schedule import CATCH_UP_WINDOW, Schedule
+from taskqd.domain.schedule import Schedule, usual_window
 
 A = TypeVar("A", bound=ActorRef[Any, Any])
 
@@ -107,7 +107,7 @@ def cron(
     ``catch_up``, ``catch_up_max``, ``catch_up_window``
         What becomes of slots that were missed: ``fire_once`` (default) fires the latest, ``fire_all`` every one, oldest
         first and ``catch_up_max`` (100) in a transaction, ``skip`` none that is over a minute late. What is later than
-        the window (default an hour, None: no limit) is passed over and counted.
+        the window is passed over and counted; default an hour, with ``fire_all`` None: none is too late.
     ``overlap``
         ``forbid`` passes a slot over while its last job has not ended; default ``allow``.
     ``smear``
@@ -200,7 +200,6 @@ def _declared(
     name: str | None = None,
     payload: Any = None,
     payload_factory: PayloadFactory | None = None,
-    catch_up_window: timedelta | None = timedelta(seconds=CATCH_UP_WINDOW),
     smear: timedelta | None = None,
     tags: Sequence[str] = (),
     start_to_close: timedelta | None = None,
@@ -239,7 +238,11 @@ def _declared(
         expression=expression,
         payload=text,
         payload_factory=None if payload_factory is None else _factory_name(name, payload_factory),
-        catch_up_window=_seconds(name, "catch_up_window", catch_up_window),
+        catch_up_window=(
+            _seconds(name, "catch_up_window", plain.pop("catch_up_window"))
+            if "catch_up_window" in plain
+            else usual_window(plain.get("catch_up"))
+        ),
         smear=_seconds(name, "smear", smear),
         options={option: value for option, value in given.items() if value is not None},
         **zone,

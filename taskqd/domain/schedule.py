@@ -13,7 +13,7 @@ from taskqd.domain.recurrence import DstStrategy, Kind, recurrence
 from taskqd.domain.status import JobStatus
 
 CATCH_UP_WINDOW = 3600.0
-"""Seconds that a slot may be late, unless a schedule says otherwise."""
+"""Seconds that a slot may be late where a declaration says nothing of it; none is too late where all are to fire."""
 MAX_CATCH_UP = 1000
 MAX_NAME = 200
 MAX_WINDOW, MAX_SMEAR = 365 * 86400.0, 3600.0
@@ -54,7 +54,7 @@ class Schedule:
     dst_strategy: DstStrategy = "skip"
     catch_up: Literal["fire_once", "fire_all", "skip"] = "fire_once"
     catch_up_max: int = 100
-    catch_up_window: float | None = CATCH_UP_WINDOW
+    catch_up_window: float | None = None
     overlap: Literal["allow", "forbid"] = "allow"
     smear: float | None = None
     payload: str | None = None
@@ -111,6 +111,11 @@ class Schedule:
 RECURRENCE = ("kind", "expression", "timezone", "dst_strategy", "smear")
 """What decides when it is due: where one of these changes, the next slot is found anew, from then on."""
 _OF_CREATION = ("name", "enabled")
+
+
+def usual_window(catch_up: object) -> float | None:
+    """Return the window of a declaration that names none."""
+    return None if catch_up == "fire_all" else CATCH_UP_WINDOW
 
 
 def differences(stored: Schedule, wanted: Schedule) -> dict[str, tuple[Any, Any]]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from taskqd.domain.errors import ConfigError, ScheduleDefinitionError
 from taskqd.domain.names import nearest
-from taskqd.domain.schedule import Schedule, differences
+from taskqd.domain.schedule import Schedule, differences, usual_window
 from taskqd.settings.durations import parse_duration
 from taskqd.storage.schedules import StoredSchedule
 
@@ -170,6 +170,7 @@ def _schedule(entry: Any, number: int) -> Schedule:
         raise ScheduleDefinitionError(f"{label} must have exactly one of 'cron' and 'every'")
     values: dict[str, Any] = {key: entry[key] for key in _PLAIN if key in entry}
     values.setdefault("overlap", "forbid")
+    values["catch_up_window"] = usual_window(entry.get("catch_up"))
     for key in _DURATIONS:
         if key in entry:
             values[key] = None if entry[key] == "none" else _duration(label, key, entry[key])

@@ -59,6 +59,12 @@ def test_a_decorator_and_a_call_declare_the_same() -> None:
     assert definition.options == {}
 
 
+def test_where_all_are_to_fire_none_is_too_late() -> None:
+    ref = cron("@daily", catch_up="fire_all")(an_actor())
+    cron("@daily", ref, name="near", catch_up="fire_all", catch_up_window=timedelta(hours=2))
+    assert [one.definition.catch_up_window for one in ref.schedules] == [None, 7200.0]
+
+
 def test_intervals() -> None:
     ref = an_actor()
     every(timedelta(minutes=5), ref)

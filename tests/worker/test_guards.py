@@ -35,7 +35,7 @@ async def claimed(jobs: JobTable, unit: dict[str, Any], room: int = 10, **option
 @pytest.mark.parametrize(
     "columns",
     [{"scheduled_at": AHEAD}, {"schedule_to_close": PAST}, {"route": "'other'"}, {"status": "'succeeded'"}],
-    ids=str,
+    ids=["early", "late", "elsewhere", "ended"],
 )
 async def test_what_a_claim_from_a_lane_leaves_alone(
     jobs: JobTable, lane: tuple[dict[str, Any], dict[str, str]], columns: dict[str, str]
@@ -58,6 +58,35 @@ async def test_a_lane_is_served_in_its_order(jobs: JobTable, lane: tuple[dict[st
         order += await claimed(jobs, unit, 1)
         await jobs.conn.fetchval(jobs.worker_sql.settle_succeeded, order[-1:], [1], [0.1], [None])
     assert order == [urgent, early, late]
+
+
+@pytest.mark.parametrize("kind", ["plain", "limited", "identity"])
+async def test_the_order_does_not_hang_on_the_plan(jobs: JobTable, kind: str) -> None:
+    await jobs.gate("a:succeed", 9)
+    unit, at = UNITS.get(kind, ({}, {}))
+    for scan in ("indexscan", "indexonlyscan", "bitmapscan"):
+        await jobs.conn.execute(f"set enable_{scan} = off")
+    for minutes in (1, 3, 2):
+        await jobs.plant(1, **at, scheduled_at=f"clock_timestamp() - interval '{minutes} minutes'")
+    (job,) = await claimed(jobs, unit, 1) if unit else [row["id"] for row in await jobs.claim(new_uuid())]
+    row = await jobs.row(job)
+    assert (row["now"] - row["scheduled_at"]).total_seconds() > 150
+
+
+async def test_claimers_of_a_lane_pass_what_others_hold(
+    jobs: JobTable, lane: tuple[dict[str, Any], dict[str, str]], other: asyncpg.Connection
+) -> None:
+    unit, at = lane
+    first, *others = await jobs.plant(3, **at)
+    async with other.transaction():
+        await other.execute(f'select from "{jobs.schema}".jobs where id = $1 for update', first)
+        assert await claimed(jobs, unit) == ([] if unit is SERIAL else others)
+
+
+async def test_turns_give_no_more_than_there_is_room_for(jobs: JobTable) -> None:
+    for key in "abc":
+        await jobs.plant(2, fairness_key=f"'{key}'", lane=f"'f:{key}'")
+    assert len(await claimed(jobs, FAIR, 2)) == 2
 
 
 async def test_of_lanes_in_turns_only_known_actors_jobs_are_taken(jobs: JobTable) -> None:
@@ -126,7 +155,7 @@ HEADS = {
     "plain": ({}, ("", 0)),
     "less urgent": ({"priority": "-1"}, ("", -1)),
     "limited": ({"lane": "'a:succeed'"}, ("a:succeed", 0)),
-    "another limited": ({"lane": "'a:zz'"}, ("a:zz", 0)),
+    "less urgent limited": ({"lane": "'a:zz'", "priority": "-7"}, ("a:zz", -7)),
 }
 
 
@@ -134,6 +163,8 @@ HEADS = {
 async def test_what_is_no_head(jobs: JobTable, kind: str) -> None:
     """Neither what has ended, nor what waits elsewhere."""
     columns = HEADS[kind][0]
+    for lane, priority in (("", -9), ("a:aa", 0), ("a:zzz", 0)):
+        await jobs.plant(1, route="'other'", lane=f"'{lane}'", priority=str(priority))
     expected = []
     for one, (has, is_head) in HEADS.items():
         await jobs.plant(1, **has, status="'pending'" if one != kind else "'succeeded'")
@@ -147,7 +178,9 @@ async def test_what_is_no_head(jobs: JobTable, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "columns", [{"status": "'running'"}, {"route": "'other'"}, {"lane": "'f:k'"}, {"actor": "'known'"}], ids=str
+    "columns",
+    [{"status": "'running'"}, {"route": "'other'"}, {"lane": "'f:k'"}, {"actor": "'known'"}],
+    ids=["running", "elsewhere", "in a lane", "another's"],
 )
 async def test_what_does_not_change_its_lane(jobs: JobTable, columns: dict[str, str]) -> None:
     await jobs.plant(1, **columns)
@@ -171,3 +204,52 @@ async def test_our_own_rows_are_no_strangers(jobs: JobTable) -> None:
     await jobs.plant(990)
     await jobs.plant(20, actor="'stranger'")
     assert await jobs.conn.fetchval(jobs.worker_sql.relane, "default", [], ["succeed"]) == 0
+
+
+# -- attempts that are over -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["ended", "not cancelled"])
+async def test_an_attempt_that_no_cancel_is_after_is_not_forced(jobs: JobTable, ended: bool) -> None:
+    (job,) = await jobs.running(await jobs.register())
+    if ended:
+        await jobs.update([job], cancel_requested_at="clock_timestamp()", cancel_phase="1")
+        await jobs.conn.fetchval(jobs.worker_sql.settle_succeeded, [job], [1], [0.1], [None])
+    before = await jobs.image()
+    await jobs.conn.execute(jobs.worker_sql.force_cancel, job, 1)
+    assert await jobs.image() == before
+
+
+async def test_a_worker_does_not_hear_of_a_cancelled_job_that_has_ended(jobs: JobTable) -> None:
+    worker = await jobs.register()
+    (job,) = await jobs.running(worker)
+    await jobs.update([job], cancel_requested_at="clock_timestamp()", cancel_phase="1")
+    assert len(await jobs.conn.fetch(jobs.worker_sql.cancelled, worker)) == 1
+    await jobs.conn.fetchval(jobs.worker_sql.settle_succeeded, [job], [1], [0.1], [None])
+    assert await jobs.conn.fetch(jobs.worker_sql.cancelled, worker) == []
+
+
+async def test_a_report_of_progress_that_comes_after_the_end_is_dropped(jobs: JobTable) -> None:
+    (job,) = await jobs.running(await jobs.register())
+    await jobs.conn.fetchval(jobs.worker_sql.settle_succeeded, [job], [1], [0.1], [None])
+    before = await jobs.image()
+    await jobs.conn.execute(jobs.worker_sql.store_progress, [job], [1], [7], ['"late"'])
+    assert await jobs.image() == before
+
+
+async def test_a_start_that_was_stamped_is_not_written_again(jobs: JobTable) -> None:
+    (job,) = await jobs.running(await jobs.register())
+    beat = (jobs.worker_sql.renew, [job], [1], [2.0], 60.0, 1.0)
+    await jobs.conn.fetch(*beat)
+    before = await jobs.image()
+    await jobs.conn.fetch(*beat)
+    assert await jobs.image() == before
+
+
+async def test_what_another_attempt_holds_is_not_held_by_this_one(jobs: JobTable) -> None:
+    worker = await jobs.register()
+    (job,) = await jobs.running(worker)
+    await jobs.conn.fetchrow(jobs.worker_sql.settle_released, [job], [1], [0.1], ["worker_shutdown"])
+    assert len(await jobs.claim(worker)) == 1
+    (state,) = await jobs.conn.fetch(jobs.worker_sql.settle_state, [job], [1])
+    assert (state["held"], state["same_epoch"], state["outcome"]) == (False, False, "interrupted")

@@ -46,7 +46,8 @@ def run_attempt(link: socket.socket, registry: Registry, settings: Settings) -> 
 def warm_up(settings: Settings) -> None:
     """Do once, in the zygote, what every attempt would do at its start and leaves nothing behind."""
     load("client", settings.schema_name)
-    asyncio.Runner(loop_factory=uvloop.new_event_loop).close()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.get_loop()
 
 
 class _Consumer(Consumers):

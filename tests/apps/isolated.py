@@ -186,7 +186,7 @@ async def exits(payload: Work, ctx: JobContext[Work]) -> str:
 def garbage(payload: Work, ctx: JobContext[Work]) -> None:
     """Write what is no message to every socket that there is."""
     note("start", ctx, payload.key)
-    text = {"length": b"\xff" * 8, "json": b"\0\0\0\3{{{", "op": b"\0\0\0\x0c" + b'{"op":"what"}'[:12], "shape": _SHAPE}
+    text = {"length": b"\xff" * 8, "json": b"\0\0\0\3{{{", "op": b"\0\0\0\x0d" + b'{"op":"what"}', "shape": _SHAPE}
     for name in os.listdir("/proc/self/fd"):
         try:
             with socket.socket(fileno=os.dup(int(name))) as copy:

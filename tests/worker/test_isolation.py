@@ -176,7 +176,7 @@ async def test_a_death_is_recorded_as_what_it_was(fleet: Fleet, tq: TaskQ) -> No
 
 async def test_start_to_close_kills(fleet: Fleet, tq: TaskQ) -> None:
     """Asleep in C with the interpreter lock, on its own event loop, as a plain function, and as it should be."""
-    worker = start(fleet)
+    worker = start(fleet, TASKQ_CLEANUP_GRACE_PERIOD="3")
     actors = (isolated.sleeps_in_c, isolated.blocks, isolated.eats, isolated.tidy)
     limit = timedelta(seconds=2)
     handles = [await tq.enqueue(actor, Work(seconds=300), start_to_close=limit) for actor in actors]

@@ -32,6 +32,7 @@ COMMANDS = {
     "queue": "See queues, limit them, pause them, let their keys take turns.",
     "actor": "See actors, limit them, and choose where their jobs go.",
     "schedule": "See, plan, change and steer what runs by itself.",
+    "insights": "Show how queues and schedules get on: starved, slow, idle, running away.",
     "target": "See which installation a database is, and bind it to an environment.",
     "doctor": "Say what is wrong with an installation, why it matters, and what to do.",
     "migrate": "Apply the database migrations, or show which are applied.",

@@ -28,6 +28,7 @@ CHECKS: dict[str, Check] = {
     "service": doctor_queue.check_service,
     "limits": doctor_queue.check_caps,
     "progress": doctor_queue.check_progress,
+    "insights": doctor_queue.check_insights,
     "schedules": doctor_queue.check_schedules,
     "maintenance": doctor_queue.check_maintenance,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from taskqd.storage.doctor import Finding, Patient, fail, listed, ok, span, warn
+from taskqd.storage.insights import InsightKind, read_insights
 
 WORKER_ALIVE = 60.0
 """Seconds since a worker was last seen, after which it is not counted on."""
@@ -128,6 +129,25 @@ async def check_schedules(patient: Patient) -> list[Finding]:
             do = "deploy a worker that has it, or taskqd schedule retire"
             found.append(warn(name, where, f"no worker has made its actor {row['actor']} known", "its jobs wait", do))
     return found or [ok(name, f"{len(schedules)} fire as they should")]
+
+
+async def check_insights(patient: Patient) -> list[Finding]:
+    """Look at what has ended lately, and what it says of what waits."""
+    name = "insights"
+    why = {
+        InsightKind.RUNAWAY: "it never catches up",
+        InsightKind.STARVED: "its jobs start late",
+        InsightKind.SLOW_DRAIN: "it will not be empty tomorrow",
+    }
+    found = []
+    for each in (await read_insights(patient.conn, patient.schema)).found:
+        schedule = each.kind is InsightKind.RUNAWAY
+        where, what = f"{'schedule' if schedule else 'queue'} {each.subject}", f"{each.kind.value}: {each.what}"
+        if each.kind in why:
+            found.append(warn(name, where, what, why[each.kind], f"{each.do}; see taskqd insights"))
+        else:
+            found.append(ok(name, what, where))
+    return found or [ok(name, "nothing is starved, drains slowly, idles or runs away")]
 
 
 async def check_maintenance(patient: Patient) -> list[Finding]:

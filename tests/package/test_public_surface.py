@@ -126,6 +126,19 @@ def test_the_batch_module() -> None:
     assert batch.wait_for_batch is taskqd.wait_for_batch
 
 
+def test_the_insights_module() -> None:
+    insights = importlib.import_module("taskqd.insights")
+    assert insights.__all__ == [
+        "Insight",
+        "InsightKind",
+        "Insights",
+        "QueueFigures",
+        "ScheduleFigures",
+        "insights_sql",
+        "read_insights",
+    ]
+
+
 def _modules_after(statement: str) -> set[str]:
     """Return the modules that ``statement`` imports in a fresh interpreter."""
     code = f"import sys; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"

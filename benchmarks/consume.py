@@ -1,7 +1,8 @@
 """Transactional consume of one worker, beside pgbench that sends the same statements: ``scripts/bench consume``.
 
-Each job is a transaction that writes one row and settles its job. The worker's rate is from its first claim to its last
-settlement, by the database, claims included; pgbench settles rows that were claimed before. Rounds alternate.
+Each job is claimed, and a transaction then writes one row and settles it. The worker's rate is from its first claim to
+its last settlement, by the database. pgbench claims each job by itself, and in another run finds them claimed. Rounds
+alternate.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from uuid import UUID
 
 import asyncpg
 
@@ -31,6 +33,11 @@ SCHEMA = "bench"
 PATIENCE = 300.0
 JOB = "('00000000-0000-7000-8000-' || lpad(to_hex({}), 12, '0'))::uuid"
 """The id of the job with a number, as SQL."""
+CLAIM = (
+    *("1", JOB.format(1), "array['bench']", "array[0]::smallint[]"),
+    *("array[:scheduled_at::timestamptz]", "array[:id::uuid]", f"array['{write.name}']", "3600"),
+)
+"""What pgbench claims with: one job, from where the client's last one stood."""
 
 
 def main() -> int:
@@ -42,19 +49,21 @@ def main() -> int:
     jobs = options.jobs - options.jobs % options.concurrency
     server = embedded(18)
     try:
-        ours, theirs = [], []
+        rates: dict[str, list[float]] = {"taskqd": [], "pgbench": [], "pgbench without claims": []}
         for number in range(options.rounds):
-            ours.append(asyncio.run(consume(server, jobs, options.concurrency)))
-            theirs.append(asyncio.run(pgbench(server, jobs, options.concurrency)))
-            print(f"round {number + 1}: taskqd {ours[-1]:,.0f} jobs/s, pgbench {theirs[-1]:,.0f} transactions/s")
+            rates["taskqd"].append(asyncio.run(consume(server, jobs, options.concurrency)))
+            rates["pgbench"].append(asyncio.run(pgbench(server, jobs, options.concurrency, claims=True)))
+            rates["pgbench without claims"].append(
+                asyncio.run(pgbench(server, jobs, options.concurrency, claims=False))
+            )
+            print(f"round {number + 1}: " + ", ".join(f"{who} {rate[-1]:,.0f}/s" for who, rate in rates.items()))
     finally:
         server.remove()
-    ratios = [mine / peer for mine, peer in zip(ours, theirs, strict=True)]
-    print(
-        f"median of {options.rounds}, {jobs} jobs, {options.concurrency} at once: "
-        f"taskqd {statistics.median(ours):,.0f} jobs/s, pgbench {statistics.median(theirs):,.0f} transactions/s, "
-        f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-    )
+    print(f"median of {options.rounds}, {jobs} jobs, {options.concurrency} at once:")
+    for who, rate in rates.items():
+        ratios = [mine / theirs for mine, theirs in zip(rates["taskqd"], rate, strict=True)]
+        spread = f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        print(f"  {who} {statistics.median(rate):,.0f}/s" + ("" if who == "taskqd" else f", {spread}"))
     return 0
 
 
@@ -78,11 +87,11 @@ async def prepare(connection: asyncpg.Connection, jobs: int, **columns: str) -> 
     await connection.execute(f'analyze "{SCHEMA}".jobs')
 
 
-async def check(connection: asyncpg.Connection, jobs: int) -> None:
-    """Stop when not every job has succeeded and written its row once."""
+async def check(connection: asyncpg.Connection, jobs: int, *, missed: int = 0) -> None:
+    """Stop when not every job has succeeded, but for ``missed``, or has not written its row once."""
     left = await connection.fetchval(f"select count(*) from {SCHEMA}.jobs where status <> 'succeeded'")
     written = await connection.fetchrow(f"select count(*), sum(n) from {SCHEMA}.ledger")
-    if left or tuple(written) != (jobs, jobs * (jobs - 1) // 2):
+    if left > missed or tuple(written) != (jobs, jobs * (jobs - 1) // 2):
         raise SystemExit(f"wrong result: {left} jobs did not succeed, the ledger holds {tuple(written)}")
 
 
@@ -120,46 +129,54 @@ async def consume(server: Server, jobs: int, concurrency: int) -> float:
     return jobs / float(seconds)
 
 
-async def pgbench(server: Server, jobs: int, concurrency: int) -> float:
-    """Return pgbench's transactions per second."""
+async def pgbench(server: Server, jobs: int, concurrency: int, *, claims: bool) -> float:
+    """Return pgbench's transactions per second; with ``claims`` each client claims a job before its transaction."""
     connection = await asyncpg.connect(server.dsn())
-    await prepare(
-        connection,
-        jobs,
-        status="'running'",
-        epoch="1",
-        attempt="1",
-        claimed_at="now()",
-        lock_expires_at="now() + interval '1 hour'",
-        worker_id=JOB.format(1),
-    )
     each = jobs // concurrency
-    number = f":i::int + :client_id::int * {each}"
-    settle = load("worker", SCHEMA).settle_succeeded
-    for place, value in (
-        ("$1", f"array[{JOB.format(number)}]"),
-        ("$2", "array[1]"),
-        ("$3", "array[0.001]"),
-        ("$4", "array[null]"),
-    ):
-        settle = settle.replace(place, value)
-    script = "\n".join(
-        ["begin;", f"insert into {SCHEMA}.ledger (n) values ({number});", f"{settle};", "commit;", "\\set i :i + 1"]
-    )
+    if claims:
+        await prepare(connection, jobs)
+        script = [f"{_with(load('worker', SCHEMA).claim, *CLAIM)} \\gset"]
+        job, number = ":id::uuid", "('x' || right(:id, 12))::bit(48)::bigint::int"
+        variables = ["--define=scheduled_at=0001-01-01", f"--define=id={UUID(int=0)}", "--define=i=0"]
+    else:
+        await prepare(
+            connection,
+            jobs,
+            status="'running'",
+            epoch="1",
+            attempt="1",
+            claimed_at="now()",
+            lock_expires_at="now() + interval '1 hour'",
+            worker_id=JOB.format(1),
+        )
+        number = f":i::int + :client_id::int * {each}"
+        job = JOB.format(number)
+        script, variables = [], ["--define=i=0"]
+    settle = _with(load("worker", SCHEMA).settle_succeeded, f"array[{job}]", "array[1]", "array[0.001]", "array[null]")
+    insert = f"insert into {SCHEMA}.ledger (n) values ({number})"
+    script += ["begin;", f"{insert};", f"{settle};", "commit;", "\\set i :i + 1"]
     with tempfile.NamedTemporaryFile("w", suffix=".sql", dir="/tmp") as file:
-        file.write(script)
+        file.write("\n".join(script))
         file.flush()
         command = [
             *(str(server.bin_dir / "pgbench"), "--no-vacuum", "--protocol=prepared", f"--file={file.name}"),
-            *(f"--client={concurrency}", "--jobs=2", f"--transactions={each}", "--define=i=0"),
+            *(f"--client={concurrency}", "--jobs=2", f"--transactions={each}", *variables),
             *("--host", str(server.root), "--username=postgres", "postgres"),
         ]
         done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
-    await check(connection, jobs)
+    # Another client's claim may hold a row for a moment, which the settlement then passes over; a worker tries again.
+    await check(connection, jobs, missed=jobs // 50 if claims else 0)
     await connection.close()
     found = re.search(r"tps = ([\d.]+) \(without initial", done.stdout)
     assert found is not None
     return float(found.group(1))
+
+
+def _with(statement: str, *values: str) -> str:
+    """Return the statement with SQL expressions in place of its parameters."""
+    for number, value in enumerate(values, 1):
+        statement = re.sub(rf"\${number}\b", lambda _match, value=value: value, statement)
+    return statement
 
 
 if __name__ == "__main__":

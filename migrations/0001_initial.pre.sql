@@ -280,10 +280,10 @@ create table {schema}.schedules (
 create index schedules_due on {schema}.schedules (next_fire_at) where enabled and retired_at is null;
 
 -- Why a schedule did, or did not, fire: one row a decision, one row a slot that was decided on. The second is what keeps a
--- slot from firing twice; it is written with its decision, under a lock of the schedule, and refers to both unchecked.
+-- slot from firing twice. Both are written under a lock of the schedule, which nobody deletes, and refer to it unchecked.
 create table {schema}.schedule_decisions (
     id          uuid primary key,
-    schedule_id uuid not null references {schema}.schedules on delete cascade,
+    schedule_id uuid not null,
     version     integer not null,
     action      text not null check (action in ('initialized', 'fired', 'run_now', 'backfilled', 'error', 'auto_paused',
                 'created', 'changed', 'paused', 'resumed', 'retired')),

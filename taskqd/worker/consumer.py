@@ -261,10 +261,11 @@ class Consumers:
     ) -> Succeeded:
         ref, limit = attempt.ref, self._limit(attempt)
         assert self._injection is not None  # noqa: S101
-        scope = self._injection.container.attempt(given)
+        container = self._injection.container
+        ready, scope = container.ready(ref), container.attempt(given)
         failed: BaseException | None = None
         try:
-            dependencies = await scope.resolve(ref.dependencies)
+            dependencies = await scope.resolve(ref.dependencies) if ready is None else ready
             arguments = self._arguments(attempt, payload, jobs)
             body = _InContext(ref.fn(*arguments, **dependencies), context, self._slots.more)
             result = await (body if limit is None else self._within(limit, attempt, body, strictly=bool(given)))

@@ -157,7 +157,7 @@ class Engine:
             self.slots,
             self.completer,
             self._progress,
-            Jobs(worker_pool, enqueuer, AutonomousWake(self._wake)),
+            Jobs(worker_pool, enqueuer, AutonomousWake(self._wake, registry)),
             worker_id=worker_id,
             default_start_to_close=settings.default_start_to_close,
             cleanup_grace=settings.cleanup_grace_period,

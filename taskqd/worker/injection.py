@@ -44,13 +44,14 @@ class Injection:
 class AutonomousWake:
     """Passes on the wake-ups of what actors enqueue outside any transaction of theirs, and says so now and then."""
 
-    def __init__(self, wake: Wakes) -> None:
+    def __init__(self, wake: Wakes, registry: Registry) -> None:
         self._wake = wake
+        self._tells = not registry.providers.is_transactional
         self._told = time.monotonic()
 
     def request(self) -> None:
         """See ``WakeSender.request``."""
-        if time.monotonic() - self._told > TOLD_EVERY:
+        if self._tells and time.monotonic() - self._told > TOLD_EVERY:
             self._told = time.monotonic()
             tell_autonomous()
         self._wake.request()
@@ -71,5 +72,5 @@ def announce(registry: Registry, slots: SlotTransactions | None) -> None:
             slot_pool_size=slots.pool.size,
             actors=sum(map(registry.runs_in_transaction, registry.values())),
         )
-    if any(ref.wants_ctx and not registry.runs_in_transaction(ref) for ref in registry.values()):
+    if not registry.providers.is_transactional and any(ref.wants_ctx for ref in registry.values()):
         tell_autonomous()

@@ -206,21 +206,25 @@ class Consumers:
                 self._slots.more()
                 return await self._run_injected(attempt, payload, context)
             arguments = self._arguments(attempt, payload, self._jobs)
-            limit = self._limit(attempt)
             if ref.is_sync:
-                return await self._run_in_thread(attempt, partial(context.run, ref.fn, *arguments), limit)
-            body = _InContext(ref.fn(*arguments), context, self._slots.more)
-            result = await (body if limit is None else self._within(limit, attempt, body))
+                call = partial(context.run, ref.fn, *arguments)
+                return await self._run_in_thread(attempt, call, self._limit(attempt))
+            body = _InContext(ref.fn(*arguments), context)
+            result = body.result if body.ends_at_once() else await self._rest(attempt, body)
             return self._success(attempt, result)
         except BaseException as error:
             return self._explain(attempt, error)
 
-    async def _within(self, limit: float, attempt: Attempt, body: _InContext, *, strictly: bool = False) -> Any:
-        """Run the body for at most ``limit`` seconds, then cancel it. Raises ``Overran``; when ``strictly`` then also
-        where the body ended in a way of its own."""
-        timeout = asyncio.timeout(limit)
-        until = limit + self._cleanup_grace
-        overdue = asyncio.get_running_loop().call_later(until, self._give_up, attempt, limit)
+    async def _rest(self, attempt: Attempt, body: _InContext, *, strictly: bool = False) -> Any:
+        """Run a body that has begun to wait, until its attempt's limit, then cancel it. Raises ``Overran``; when
+        ``strictly`` then also where the body ended in a way of its own."""
+        self._slots.more()
+        limit = self._limit(attempt)
+        if limit is None:
+            return await body
+        left = max(0.0, limit - _ran(attempt))
+        timeout = asyncio.timeout(left)
+        overdue = asyncio.get_running_loop().call_later(left + self._cleanup_grace, self._give_up, attempt, limit)
         try:
             async with timeout:
                 result = await body
@@ -259,7 +263,7 @@ class Consumers:
         given: Mapping[type[Any], Any],
         jobs: JobEnqueuer,
     ) -> Succeeded:
-        ref, limit = attempt.ref, self._limit(attempt)
+        ref = attempt.ref
         assert self._injection is not None  # noqa: S101
         container = self._injection.container
         ready, scope = container.ready(ref), container.attempt(given)
@@ -267,8 +271,8 @@ class Consumers:
         try:
             dependencies = await scope.resolve(ref.dependencies) if ready is None else ready
             arguments = self._arguments(attempt, payload, jobs)
-            body = _InContext(ref.fn(*arguments, **dependencies), context, self._slots.more)
-            result = await (body if limit is None else self._within(limit, attempt, body, strictly=bool(given)))
+            body = _InContext(ref.fn(*arguments, **dependencies), context)
+            result = body.result if body.ends_at_once() else await self._rest(attempt, body, strictly=bool(given))
         except BaseException as error:
             failed = error
             raise
@@ -417,22 +421,28 @@ def _caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
 
 class _InContext:
     """Drives a coroutine inside a context of its own, without a task of its own: a contextvar set by one job is never
-    seen by the next. ``on_wait()`` is called when it has to wait for the first time, if it ever does."""
+    seen by the next. What does not end at once is awaited."""
 
-    __slots__ = ("_context", "_coroutine", "_on_wait")
+    __slots__ = ("_context", "_coroutine", "_waited_for", "result")
 
-    def __init__(
-        self, coroutine: Coroutine[Any, Any, Any], context: contextvars.Context, on_wait: Callable[[], None]
-    ) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], context: contextvars.Context) -> None:
         self._coroutine = coroutine
         self._context = context
-        self._on_wait = on_wait
+        self.result: Any = None
+
+    def ends_at_once(self) -> bool:
+        """Run it until it waits for the first time; True when it ended before, with its ``result``."""
+        try:
+            self._waited_for = self._context.run(self._coroutine.send, None)
+        except StopIteration as stop:
+            self.result = stop.value
+            return True
+        return False
 
     def __await__(self) -> Generator[Any, Any, Any]:
         run, send = self._context.run, self._coroutine.send
+        waited_for = self._waited_for
         try:
-            waited_for = run(send, None)
-            self._on_wait()
             while True:
                 try:
                     value = yield waited_for

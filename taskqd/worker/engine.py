@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -58,6 +59,8 @@ KILL_TAIL = 2.0
 """Seconds that a worker which stops waits for the ends of the processes that it has killed."""
 HOOK_TAIL = 1.0
 """Seconds that a worker which stops gives the hooks that are still to be called."""
+COLLECT_AFTER = 10_000
+"""Objects that are new since the last collection of garbage when the next begins."""
 
 _log = get_logger("taskqd.worker")
 
@@ -291,6 +294,7 @@ class Engine:
 
     def start(self) -> None:
         """Start every part, the producer last."""
+        _spare_collections()
         if self.reports is not None:
             self.reports.loop.start()
         self.heartbeat.start()
@@ -491,6 +495,15 @@ class Engine:
         await all_within(0.5, *(pool.close() for pool in self.pools))
         for pool in self.pools:
             pool.terminate()
+
+
+def _spare_collections() -> None:
+    """What is in memory by now stays: collections need not look at it. And thousands of objects come and go with the
+    jobs of one claim, which is no reason to look for garbage."""
+    gc.freeze()
+    young, *older = gc.get_threshold()
+    if young:
+        gc.set_threshold(max(young, COLLECT_AFTER), *older)
 
 
 def loop_failed(name: str, error: BaseException, streak: int) -> None:

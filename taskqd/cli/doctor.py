@@ -9,10 +9,12 @@ from collections.abc import Sequence
 import click
 
 from taskqd.cli.session import session
+from taskqd.domain.errors import SchemaNotMigratedError, SchemaOutOfRangeError
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.settings import load_settings
 from taskqd.storage import doctor_queue, doctor_schema, doctor_server
 from taskqd.storage.doctor import Check, Finding, Severity, examine
+from taskqd.storage.migrate import check_schema
 
 CHECKS: dict[str, Check] = {
     "migrations": doctor_schema.check_migrations,
@@ -49,7 +51,9 @@ def command(as_json: bool, fix_sql: bool) -> int:
     async def run() -> list[Finding]:
         async with session(settings, "doctor") as conn:
             first = await examine(conn, settings, [("migrations", CHECKS["migrations"])])
-            if any(each.severity is Severity.FAIL for each in first):
+            try:
+                await check_schema(conn, settings.schema_name)
+            except (SchemaNotMigratedError, SchemaOutOfRangeError):
                 return first  # there is nothing that the others could look at
             return first + await examine(conn, settings, [each for each in CHECKS.items() if each[0] != "migrations"])
 
@@ -74,4 +78,4 @@ def _as_text(schema: str, findings: Sequence[Finding]) -> str:
         if each.severity is not Severity.OK:
             lines += [f"{'':<21}{text}" for text in (f"why: {each.why}", f"do:  {each.do}")]
     wrong = sum(each.severity is not Severity.OK for each in findings)
-    return "\n".join([*lines, f"schema {schema}: " + (f"{wrong} findings" if wrong else "healthy")])
+    return "\n".join([*lines, f"schema {schema}: " + (f"{wrong} finding{'s' * (wrong > 1)}" if wrong else "healthy")])

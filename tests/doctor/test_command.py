@@ -50,7 +50,7 @@ async def test_what_is_wrong_is_told_with_why_and_what_to_do(
     assert lines[at] == f"warn  vacuum         {schema}.jobs: autovacuum_enabled is off"
     assert lines[at + 1].strip().startswith("why: ")
     assert lines[at + 2].strip().startswith("do:  run alter table")
-    assert lines[-1] == f"schema {schema}: 1 findings"
+    assert lines[-1] == f"schema {schema}: 1 finding"
 
     code, out = doctor(start, child_env, "--fix-sql")
     assert code == ExitCode.DEGRADED
@@ -63,7 +63,7 @@ async def test_an_unmigrated_schema_is_one_finding(start: Start, dsn: str) -> No
     code, out = doctor(start, env)
     assert code == ExitCode.DEGRADED
     assert out.splitlines()[0] == "fail  migrations     nothing_here: is not migrated"
-    assert out.splitlines()[-1] == "schema nothing_here: 1 findings"
+    assert out.splitlines()[-1] == "schema nothing_here: 1 finding"
 
 
 async def test_a_database_that_is_away_ends_it_with_69(start: Start) -> None:

@@ -131,6 +131,7 @@ from routes r
 cross join lateral (
     select j.actor, j.scheduled_at from {schema}.jobs j
     where j.status = 'pending' and j.route = r.route
+    order by j.route, j.lane, j.priority desc, j.scheduled_at
     limit $1::int
 ) w
 left join {schema}.actor_config c on c.actor = w.actor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -323,7 +324,7 @@ class Monitor:
             self._journal.tell("beat-error", "warning", child=child.name, error=child.beat["error"])
         if time.monotonic() - self._board.pulse >= _NEXT and not self._wake.is_set():
             if len(self._children) > 1:
-                time.sleep(_TOGETHER)
+                select.select((), (), (), _TOGETHER)
             self._wake.set()
 
     def _perform(self, child: Child, effect: Effect) -> None:

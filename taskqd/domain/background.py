@@ -60,6 +60,11 @@ class BackgroundLoop:
         """True once :meth:`stop` was called; a long step should look at it between its parts."""
         return self._stopping
 
+    @property
+    def has_ended(self) -> bool:
+        """True when it has ended though nobody stopped it: somebody has cancelled its task."""
+        return self._task is not None and self._task.done()
+
     async def stop(self, timeout: float = 5.0) -> None:
         """Let the running step finish within ``timeout`` seconds, then cancel it. Safe to call twice."""
         self._stopping = True

@@ -308,6 +308,13 @@ class Engine:
         self.credentials.start()
         self.producer.start()
 
+    def ended_part(self) -> str:
+        """Name a part that has ended while all of them should run, with its error; empty while none has."""
+        if self._draining:
+            return ""
+        loops = (self.producer.loop, self._progress.loop, self._hooks.loop)
+        return "; ".join([*self.consumers.crashed, *(f"{loop.name} was cancelled" for loop in loops if loop.has_ended)])
+
     def set_quiet(self, quiet: bool) -> None:
         """Claim nothing more while quiet; what runs goes on."""
         self._quiet = quiet

@@ -112,6 +112,7 @@ class Worker:
             budget=settings.watchdog_loop_lag_budget,
             warn=settings.watchdog_loop_lag_warn_budget,
             check_interval=settings.watchdog_check_interval,
+            ended=lambda: "" if self._engine is None else self._engine.ended_part(),
         )
         self._health = HealthServer(
             settings.health_socket_path,

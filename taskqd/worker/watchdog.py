@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.observe.logs import flush, get_logger
@@ -30,13 +31,14 @@ class Watchdog:
 
     A lag over ``warn`` seconds is logged with every thread's stack, once an episode, and attributed to the actor whose
     handler is to blame; over ``budget`` seconds it trips. A stall of the whole machine is told from a blocked loop by
-    this thread's own clock and trips nothing.
+    this thread's own clock and trips nothing. ``ended()``, asked on the loop, names what has ended that should run.
     """
 
-    def __init__(self, *, budget: float, warn: float, check_interval: float) -> None:
+    def __init__(self, *, budget: float, warn: float, check_interval: float, ended: Callable[[], str]) -> None:
         self._budget = budget
         self._warn = warn
         self._check_interval = check_interval
+        self._ended = ended
         self._pulse = time.monotonic()
         self._stop = threading.Event()
         self._deadline: float | None = None
@@ -69,6 +71,8 @@ class Watchdog:
 
     def _beat(self) -> None:
         self._pulse = time.monotonic()
+        if found := self._ended():
+            trip("part-ended", found)
         if self._loop is not None and not self._stop.is_set():
             self._loop.call_later(min(0.25, self._check_interval), self._beat)
 

@@ -188,7 +188,7 @@ with given as materialized (
 )
 select g.id, g.epoch
 from given g left join {schema}.jobs j on j.id = any(array[g.id])
-where j.id is null or j.epoch <> g.epoch or j.lock_expires_at is null
+where j.epoch <> g.epoch or j.lock_expires_at is null  -- a row that is gone has no lease
 
 -- name: cancelled
 -- The running attempts of this worker whose jobs were cancelled. Serves from jobs_cancel.

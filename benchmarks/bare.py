@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncpg
 
-from benchmarks.drain import SCHEMA
-from benchmarks.ground import Ground, fill
+from benchmarks.ground import SCHEMA, Ground, fill
 from benchmarks.work import QUEUE
 from taskqd import new_uuid
 from taskqd.storage.connect import connect

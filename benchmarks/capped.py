@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.drain import SCHEMA
-from benchmarks.ground import Ground, fill, lane
+from benchmarks.ground import SCHEMA, Ground, fill, lane
 
 CAPPED, FREE = 2_000, 400_000
 

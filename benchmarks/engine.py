@@ -18,9 +18,9 @@ from functools import partial
 from benchmarks import backlog, bare, graphile
 from benchmarks.backlog import JOBS
 from benchmarks.capped import CAPPED, FREE, capped_rate
-from benchmarks.drain import drain_pgqueuer
 from benchmarks.ground import Drained, Ground, serving
-from benchmarks.pickup import idle_latencies, last_start
+from benchmarks.pgqueuer import BATCH, drain_pgqueuer
+from benchmarks.pickup import commit_time, idle_latencies, last_start
 from benchmarks.stream import RATE, together
 from benchmarks.table import Table
 
@@ -49,7 +49,7 @@ class Run:
         """No-op drain beside pgqueuer."""
         jobs = self._ground.jobs(JOBS)
         peer = partial(drain_pgqueuer, self._ground.server.dsn(), jobs)
-        await self._beside("no-op drain / pgqueuer, batch 100", peer, 1.8, 3.5)
+        await self._beside(f"no-op drain / pgqueuer, batch {BATCH}", peer, 1.8, 3.5)
 
     async def _beside(self, what: str, peer: Callable[[], float], bound: float, goal: float) -> None:
         ours, theirs = [], []
@@ -102,9 +102,14 @@ class Run:
 
     async def pickup(self) -> None:
         """Single jobs on an idle queue."""
-        found = [await idle_latencies(self._ground) for _ in range(self._rounds)]
-        self.table.add("pick-up on an idle queue, p50", _ms([one[len(one) // 2] for one in found]), ".1f ms", 3, 1.5)
+        found, commits = [], []
+        for _ in range(self._rounds):
+            commits.append(await commit_time(self._ground))
+            found.append(await idle_latencies(self._ground))
+        note = f"a commit took {statistics.median(_ms(commits)):.1f} ms"
+        middle = _ms([one[len(one) // 2] for one in found])
         late = _ms([one[len(one) * 99 // 100] for one in found])
+        self.table.add("pick-up on an idle queue, p50", middle, ".1f ms", 3, 1.5, note)
         self.table.add("pick-up on an idle queue, p99", late, ".1f ms", 15, 5)
 
     async def starts(self) -> None:

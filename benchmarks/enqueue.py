@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 import asyncpg
 import uvloop
 
-from benchmarks.drain import PATIENCE, ROOT, SCHEMA
+from benchmarks.ground import PATIENCE, ROOT, SCHEMA
 from benchmarks.noop import Payload, noop
 from taskqd import EnqueueItem, TaskQ
 from taskqd.storage.migrate import migrate_up

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.drain import PATIENCE, ROOT
+from benchmarks.ground import PATIENCE, ROOT
 from tests.postgres import Server
 
 PACKAGES = ("graphile-worker@0.18", "pg@8")

@@ -19,11 +19,13 @@ from typing import Any
 
 import asyncpg
 
-from benchmarks.drain import PATIENCE, ROOT, SCHEMA
 from benchmarks.work import PUT_OFF, QUEUE
 from taskqd.storage.migrate import migrate_up
 from tests.postgres import Server, embedded
 
+ROOT = Path(__file__).resolve().parents[1]
+SCHEMA = "bench"
+PATIENCE = 300.0
 SETTINGS = ("shared_buffers = '1GB'", "max_wal_size = '16GB'", "checkpoint_timeout = '30min'")
 """Of the server: rows and their indexes fit into memory; a checkpoint falls into no drain by chance."""
 _ROW = {

@@ -9,8 +9,7 @@ import time
 
 import uvloop
 
-from benchmarks.drain import ROOT, SCHEMA
-from benchmarks.ground import Ground, fill
+from benchmarks.ground import ROOT, SCHEMA, Ground, fill
 from benchmarks.noop import Payload
 from benchmarks.pickup import latencies
 from benchmarks.work import actors

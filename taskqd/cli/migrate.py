@@ -32,7 +32,7 @@ def command() -> None:
 
 @command.command()
 @_schema_option
-@click.option("--target", type=click.IntRange(min=1), metavar="N", help="The last version to apply.")
+@click.option("--target", type=click.IntRange(min=1), metavar="NNNN", help="The last version to apply.")
 @click.option("--max-steps", type=click.IntRange(min=1), metavar="N", help="Apply at most N files.")
 @click.option("--phase", type=click.Choice(["pre", "post"]), help="Apply only files of this phase.")
 @click.option(

@@ -56,7 +56,8 @@ async def test_the_schema_flag_wins_and_status_speaks_json(
     start: Start, env: dict[str, str], fresh: Callable[[], str]
 ) -> None:
     schema = fresh()
-    assert outcome(start("migrate", "up", "--phase", "pre", "--schema", schema, env=env))[0] == 0
+    bounds = ["--phase", "pre", "--target", "0001", "--max-steps", "1", "--ddl-lock-timeout", "5"]
+    assert outcome(start("migrate", "up", *bounds, "--schema", schema, env=env))[0] == 0
     code, out, _ = outcome(start("migrate", "status", "--json", "--schema", schema, env=env))
     status = json.loads(out)
     assert code == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from taskqd import TaskQ
 from taskqd.storage.connect import create_pool
 from tests.fleet import Fleet
 from tests.jobs import JobTable
+from tests.postgres import Server
+from tests.proxy import Proxy
 from tests.support import Command
 
 
@@ -55,3 +57,14 @@ async def other(dsn: str) -> AsyncIterator[asyncpg.Connection]:
         yield conn
     finally:
         await conn.close(timeout=10)
+
+
+@pytest.fixture
+def proxy(server: Server, short_dir: Path) -> Iterator[Proxy]:
+    """A network between this test's processes and its server."""
+    path = short_dir / "net"
+    path.mkdir()
+    proxy = Proxy(server, path)
+    proxy.start()
+    yield proxy
+    proxy.stop()

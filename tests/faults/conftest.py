@@ -1,5 +1,5 @@
 """The fixtures of tests that work on a migrated schema."""
 
-from tests.queue_fixtures import fleet, jobs, pool, tq
+from tests.queue_fixtures import fleet, jobs, pool, proxy, tq
 
-__all__ = ["fleet", "jobs", "pool", "tq"]
+__all__ = ["fleet", "jobs", "pool", "proxy", "tq"]

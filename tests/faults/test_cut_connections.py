@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from taskqd import TaskQ, new_uuid
@@ -13,21 +10,10 @@ from tests.apps import basic
 from tests.apps.basic import Work
 from tests.fleet import Fleet, events
 from tests.jobs import JobTable
-from tests.postgres import Server
 from tests.proxy import Proxy
 from tests.support import Command, eventually
 
 WAIT = 60
-
-
-@pytest.fixture
-def proxy(server: Server, short_dir: Path) -> Iterator[Proxy]:
-    path = short_dir / "net"
-    path.mkdir()
-    proxy = Proxy(server, path)
-    proxy.start()
-    yield proxy
-    proxy.stop()
 
 
 @pytest.fixture

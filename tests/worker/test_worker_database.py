@@ -33,16 +33,6 @@ def server() -> Iterator[Server]:
         server.remove()
 
 
-@pytest.fixture
-def proxy(server: Server, short_dir: Path) -> Iterator[Proxy]:
-    path = short_dir / "net"
-    path.mkdir()
-    proxy = Proxy(server, path)
-    proxy.start()
-    yield proxy
-    proxy.stop()
-
-
 class Table:
     """The jobs of the schema, through a new connection each time: the old one does not survive."""
 

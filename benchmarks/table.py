@@ -36,7 +36,7 @@ class Table:
         sign = -1 if at_least else 1
         verdict = "" if bound is None else "yes" if sign * statistics.median(values) <= sign * bound else "NO"
         load = f"{os.getloadavg()[0]:.1f}"
-        self.rows.append((what, f"{middle} {unit}{spread}".strip(), limits[0], verdict, limits[1], load, peers))
+        self.rows.append((what, f"{middle} {unit}".strip() + spread, limits[0], verdict, limits[1], load, peers))
         print("; ".join(filter(None, self.rows[-1])), flush=True)
 
     def show(self) -> None:

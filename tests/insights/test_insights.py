@@ -123,7 +123,7 @@ async def test_the_figures_of_queues(conn: asyncpg.Connection, jobs: JobTable, s
     assert 310 <= one.busy < 430  # ten of 30 s, and one that runs
     assert one.seconds == 600
     assert (mail.waiting, mail.ended, mail.rate, mail.drain) == (3, 0, 0.0, None)
-    assert [(each.kind, each.subject) for each in found.found] == [(InsightKind.STARVED, "default")]
+    assert [each.kind for each in found.found if each.subject == "default"] == [InsightKind.STARVED]
 
 
 async def test_fires_against_clearance_names_the_schedule_that_runs_away(

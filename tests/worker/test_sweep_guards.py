@@ -9,6 +9,7 @@ import asyncpg
 import pytest
 
 from tests.jobs import JobTable
+from tests.scheduler.test_batch_counters import Batches
 from tests.worker.test_lanes import CAPPED, capped
 
 PAST = "clock_timestamp() - interval '1 second'"
@@ -106,6 +107,30 @@ async def test_of_what_is_taken_back_ends_are_kept_for_actors_with_hooks(jobs: J
     assert (await jobs.row(ended))["epoch"] == 2
 
 
+async def test_a_job_whose_heart_never_beat_is_missed_from_its_claim_on(jobs: JobTable) -> None:
+    (job,) = await jobs.running(await jobs.register(), heartbeat_timeout="interval '30 minutes'")
+    assert (await jobs.tick())["reaped"] == 0
+    await jobs.update([job], claimed_at="clock_timestamp() - interval '1 hour'")
+    assert (await jobs.tick())["reaped"] == 1
+
+
+async def test_a_cancelled_job_of_a_stopping_worker_is_no_interrupt(jobs: JobTable) -> None:
+    worker = await jobs.register(stopping_at="clock_timestamp()")
+    (job,) = await jobs.running(worker)
+    await jobs.update([job], lock_expires_at=PAST, cancel_requested_at="clock_timestamp()", cancel_phase="1")
+    assert (await jobs.tick())["reaped"] == 1
+    row = await jobs.row(job)
+    assert (row["status"], row["interrupt_count"]) == ("cancelled", 0)
+    assert [one["outcome"] for one in await jobs.attempts(job)] == ["crashed"]
+
+
+async def test_a_release_of_nobody_takes_nothing_back(jobs: JobTable) -> None:
+    (job,) = await jobs.running(await jobs.register())
+    await jobs.update([job], lock_expires_at=PAST)
+    assert await jobs.conn.fetchval(f'select "{jobs.schema}".release(null, 10)') == 0
+    assert (await jobs.row(job))["status"] == "running"
+
+
 async def test_only_the_workers_that_are_named_are_declared_dead(jobs: JobTable) -> None:
     dead, alive = await jobs.register(), await jobs.register()
     await jobs.conn.fetchval(f'select "{jobs.schema}".release($1, 10)', [dead])
@@ -177,3 +202,16 @@ async def test_a_deadline_does_not_wait_for_a_batch(jobs: JobTable, other: async
         await other.execute(f'select from "{jobs.schema}".batches for update')
         assert await expire(jobs) == 1
     assert json.loads(await jobs.conn.fetchval(f'select to_json("{jobs.schema}".tick())'))["batches_counted"] == 1
+
+
+# -- batches ----------------------------------------------------------------------------------------
+
+
+async def test_a_finalizer_that_waits_for_a_time_of_its_own_is_left_to_it(jobs: JobTable) -> None:
+    (finalizer,) = await jobs.plant(1, status="'scheduled'", scheduled_at=AHEAD)
+    batches = Batches(jobs)
+    batch, ids = await batches.open(1, finalizer_job_id=f"'{finalizer}'")
+    await batches.end(ids, "succeeded")
+    assert (await batches.row(batch))["status"] == "complete"
+    row = await jobs.row(finalizer)
+    assert (row["status"], row["scheduled_at"] > row["now"]) == ("scheduled", True)

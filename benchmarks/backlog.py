@@ -33,7 +33,8 @@ async def spread(ground: Ground) -> Drained:
             priority=f"n / {ACTORS} % {PRIORITIES}",
             queue=f"'bench-' || (n / {ACTORS * PRIORITIES} % {len(QUEUES)})",
         )
-        return await ground.drain(conn, jobs, TASKQ_QUEUES=",".join(QUEUES))
+        # What is retried goes to the queue of its actor.
+        return await ground.drain(conn, jobs, TASKQ_QUEUES=",".join([*QUEUES, QUEUE]))
 
 
 async def behind_drained(ground: Ground) -> Drained:

@@ -26,8 +26,9 @@ async def test_what_was_claimed_and_never_received_comes_back_by_its_lease(
     fleet: Fleet, jobs: JobTable, proxy: Proxy, worker: Command
 ) -> None:
     (worker_id,) = [row["id"] for row in await jobs.conn.fetch(f'select id from "{jobs.schema}".workers')]
-    proxy.lose_answer_to(worker_id.bytes, b"succeed")  # a claim names its worker and the actors that it knows
-    ids = await jobs.plant(3, payload="'{\"seconds\": 0.01}'", max_attempts="50")
+    async with jobs.conn.transaction():
+        ids = await jobs.plant(3, payload="'{\"seconds\": 0.01}'", max_attempts="50")
+        proxy.lose_answer_to(worker_id.bytes, b"succeed")  # a claim names its worker and the actors that it knows
     await jobs.conn.execute(jobs.scheduler_sql.wake)
     await eventually(lambda: _succeeded(jobs, 3), WAIT)
     begun = fleet.executions()

@@ -458,7 +458,7 @@ returns text
 language sql immutable parallel safe as $$
     select case when identity_key is not null then 'i:' || actor || e'\x1f' || identity_key
                 when gated then 'a:' || actor
-                when round_robin and fairness_key is not null then 'f:' || fairness_key
+                when fairness_key is not null and round_robin then 'f:' || fairness_key
                 else '' end
 $$;
 

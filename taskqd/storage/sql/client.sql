@@ -3,17 +3,18 @@
 -- name: enqueue
 -- Inserts jobs and answers the ids inserted. Inserts nothing for one whose idempotency key is taken, for another
 -- singleton, and, unless $26 says that the jobs were counted, for one of an actor that has a max_pending. Serves from
--- jobs_idempotency, jobs_singleton and the keys of actor_config and queues. Locks nothing that exists; waits only for an
--- uncommitted insert of the same key, and inserts in key order, so that batches that share keys cannot deadlock. One
--- stamp for all: the ids keep the caller's order.
+-- jobs_idempotency and jobs_singleton; actor_config and queues are small and read once: joined, they cost a quarter of a
+-- plain enqueue. Locks nothing that exists; waits only for an uncommitted insert of the same key, and inserts in key
+-- order, so that batches that share keys cannot deadlock. One stamp for all: the ids keep the caller's order.
 insert into {schema}.jobs (
     id, actor, queue, route, lane, payload, priority, scheduled_at, status, idempotency_scope, idempotency_key,
     unique_while_active, tags, metadata, start_to_close, schedule_to_close, heartbeat_timeout, max_attempts, retry_kind,
     retry_backoff, retry_base, retry_cap, retry_jitter, batch_id, identity_key, fairness_key, serial, singleton, capped
 )
 select g.id, g.actor, g.queue, g.queue,
-    {schema}.lane_of(g.actor, g.identity_key, g.fairness_key, coalesce(c.gated, false),
-        coalesce(q.mode = 'round_robin', false)),
+    {schema}.lane_of(g.actor, g.identity_key, g.fairness_key,
+        g.actor = any(array(select c.actor from {schema}.actor_config c where c.gated)),
+        g.queue = any(array(select q.name from {schema}.queues q where q.mode = 'round_robin'))),
     g.payload::jsonb, g.priority, coalesce(g.scheduled_at, (select clock_timestamp())),
     (case when g.scheduled_at > clock_timestamp() then 'scheduled' else 'pending' end)::{schema}.job_status,
     g.idempotency_scope, g.idempotency_key, g.unique_while_active, string_to_array(g.tags, ','), g.metadata::jsonb,
@@ -29,9 +30,7 @@ from unnest(
     metadata, start_to_close, schedule_to_close, heartbeat_timeout, max_attempts, retry_kind, retry_backoff, retry_base,
     retry_cap, retry_jitter, batch_id, identity_key, fairness_key, singleton, capped, ord
 )
-left join {schema}.actor_config c on c.actor = g.actor
-left join {schema}.queues q on q.name = g.queue
-where $26::bool or c.max_pending is null
+where $26::bool or g.actor <> all(array(select c.actor from {schema}.actor_config c where c.max_pending is not null))
 order by g.idempotency_scope collate "C", g.idempotency_key collate "C", g.ord
 on conflict do nothing
 returning id

@@ -69,9 +69,9 @@ async def test_an_actor_that_does_not_listen_is_cancelled_after_the_grace(
 
 async def test_one_that_ignores_everything_is_abandoned_and_keeps_its_slot(fleet: Fleet, tq: TaskQ) -> None:
     worker = fleet.worker(
-        concurrency=1, env={"TASKQ_CANCELLATION_GRACE_PERIOD": "0.2", "TASKQ_CLEANUP_GRACE_PERIOD": "0.2"}
+        concurrency=1, env={"TASKQ_CANCELLATION_GRACE_PERIOD": "0.2", "TASKQ_CLEANUP_GRACE_PERIOD": "2"}
     )
-    handle = await started(fleet, tq, basic.stubborn, seconds=4)
+    handle = await started(fleet, tq, basic.stubborn, seconds=3.2)  # less than makes the worker give itself up
     await handle.cancel()
     row = await ended(handle)
     assert (row.status, row.error_class) == ("abandoned", "CancelAbandoned")
@@ -79,7 +79,7 @@ async def test_one_that_ignores_everything_is_abandoned_and_keeps_its_slot(fleet
     following = await tq.enqueue(basic.succeed, Work(key="next"))
     assert await following.wait(30) == "next"
     first, second = fleet.executions()
-    assert second.at - first.at > 3.5, "the next handler waits until this one has really ended"
+    assert second.at - first.at > 3, "the next handler waits until this one has really ended"
     assert (await handle.row()).status == "abandoned"
 
 

@@ -83,6 +83,22 @@ class JobTable:
         notes = [(record["note"], record["lane"]) for record in records if record["id"] is None]
         return [record for record in records if record["id"] is not None], notes
 
+    async def store_actor(self, name: str = "succeed", **columns: Any) -> None:
+        """Make an actor known; ``columns`` are SQL expressions that replace the defaults."""
+        values = {
+            "actor": f"'{name}'",
+            "queue": "'default'",
+            "max_attempts": "3",
+            "retry_kind": "'transient'",
+            "retry_backoff": "'fixed'",
+            "retry_base": "0",
+            "retry_cap": "0",
+            "retry_jitter": "0",
+            **columns,
+        }
+        names, expressions = ", ".join(values), ", ".join(str(value) for value in values.values())
+        await self.conn.execute(f'insert into "{self.schema}".actor_config ({names}) values ({expressions})')
+
     async def held(self) -> dict[str, int]:
         """Return how many jobs each gate counts."""
         records = await self.conn.fetch(f'select bucket, held from "{self.schema}".gates order by bucket')

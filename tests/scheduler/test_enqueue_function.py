@@ -42,23 +42,16 @@ async def test_ids_are_in_the_order_of_time(jobs: JobTable) -> None:
 
 
 async def test_the_actors_stored_configuration_is_used(jobs: JobTable) -> None:
-    await jobs.conn.fetchval(
-        jobs.worker_sql.sync_actor,
+    await jobs.store_actor(
         "mailer",
-        "mail",
-        7,
-        "indefinite",
-        "fixed",
-        2.0,
-        9.0,
-        -1.0,
-        3600.0,
-        4,
-        False,
-        None,
-        None,
-        None,
-        None,
+        queue="'mail'",
+        max_attempts=7,
+        retry_kind="'indefinite'",
+        retry_base=2,
+        retry_cap=9,
+        retry_jitter=-1,
+        time_budget="interval '1 hour'",
+        priority=4,
     )
     row = await jobs.row(await enqueue(jobs, "'mailer', '{}'"))
     assert (row["queue"], row["route"], row["priority"], row["max_attempts"]) == ("mail", "mail", 4, 7)

@@ -165,24 +165,7 @@ async def test_a_job_that_somebody_cancelled_is_cancelled(jobs: JobTable, stoppi
 
 
 async def test_a_reaped_row_goes_where_its_actor_is_served_now(jobs: JobTable) -> None:
-    await jobs.conn.fetchval(
-        jobs.worker_sql.sync_actor,
-        "succeed",
-        "elsewhere",
-        3,
-        "transient",
-        "fixed",
-        0.0,
-        0.0,
-        0.0,
-        None,
-        0,
-        False,
-        None,
-        None,
-        None,
-        None,
-    )
+    await jobs.store_actor(queue="'elsewhere'")
     (job,) = await jobs.running(await jobs.register())
     await jobs.update([job], lock_expires_at=EXPIRED, lane="'x'")
     await reap(jobs)

@@ -80,12 +80,8 @@ async def test_a_job_arrives_whole_with_its_attempts(jobs: JobTable, retention: 
 
 
 async def test_an_actors_own_time_counts_where_it_is_shorter(jobs: JobTable, retention: Retention) -> None:
-    await jobs.conn.execute(
-        f"""insert into "{jobs.schema}".actor_config (actor, queue, max_attempts, retry_kind, retry_backoff, retry_base,
-                retry_cap, retry_jitter, retention)
-            values ('brief', 'default', 3, 'transient', 'fixed', 0, 0, 0, '1 day'),
-                   ('long', 'default', 3, 'transient', 'fixed', 0, 0, 0, '999 days')"""
-    )
+    await jobs.store_actor("brief", retention="interval '1 day'")
+    await jobs.store_actor("long", retention="interval '999 days'")
     (brief,) = await ended(jobs, 2, actor="'brief'")
     (long,) = await ended(jobs, 31, actor="'long'")
     await ended(jobs, 2)

@@ -156,11 +156,7 @@ async def test_two_schemas_do_not_touch(jobs: JobTable, dsn: str) -> None:
 
 
 async def test_results_are_forgotten_after_their_time(jobs: JobTable, tq: TaskQ) -> None:
-    await jobs.conn.execute(
-        f"""insert into "{jobs.schema}".actor_config (actor, queue, max_attempts, retry_kind, retry_backoff, retry_base,
-                retry_cap, retry_jitter, result_ttl)
-            values ('succeed', 'default', 3, 'transient', 'fixed', 0, 0, 0, '1 hour')"""
-    )
+    await jobs.store_actor(result_ttl="interval '1 hour'")
     worker = new_uuid()
     (kept,) = await jobs.running(worker)
     await jobs.update([kept], actor="'other'")

@@ -393,11 +393,7 @@ async def test_heads_name_every_other_lane_once_with_its_most_urgent_priority(jo
 
 async def test_the_operator_sets_a_gate_by_storing_a_limit(jobs: JobTable, dsn: str) -> None:
     async with jobs.listening(dsn) as heard:
-        await jobs.conn.execute(
-            f"""insert into "{jobs.schema}".actor_config (actor, queue, max_attempts, retry_kind, retry_backoff,
-                    retry_base, retry_cap, retry_jitter, max_concurrent)
-                values ('succeed', 'default', 3, 'transient', 'fixed', 0, 0, 0, 7)"""
-        )
+        await jobs.store_actor(max_concurrent=7)
         await jobs.conn.execute(f"insert into \"{jobs.schema}\".queues (name, max_concurrent) values ('default', 9)")
         await eventually(lambda: len(heard) >= 2)
     caps = await jobs.conn.fetch(f'select bucket, cap from "{jobs.schema}".gates order by bucket')

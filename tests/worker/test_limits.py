@@ -147,11 +147,7 @@ async def _none_pending(jobs: JobTable) -> bool:
 
 
 async def test_a_saturated_actor_is_in_nobodys_way(jobs: JobTable, pool: Any, schema: str) -> None:
-    await jobs.conn.execute(
-        f"""insert into "{schema}".actor_config (actor, queue, max_attempts, retry_kind, retry_backoff, retry_base,
-                retry_cap, retry_jitter, max_concurrent)
-            values ('plain', 'default', 3, 'transient', 'fixed', 0, 0, 0, 0)"""
-    )
+    await jobs.store_actor("plain", max_concurrent=0)
     await jobs.plant(5000, actor="'plain'", lane="'a:plain'", priority="9")
     others = set(await jobs.plant(3000))
     async with Harness(pool, schema, ["default"], size=8) as harness:
@@ -162,11 +158,7 @@ async def test_a_saturated_actor_is_in_nobodys_way(jobs: JobTable, pool: Any, sc
 
 
 async def test_a_limited_actor_keeps_its_pace_beside_a_full_queue(jobs: JobTable, pool: Any, schema: str) -> None:
-    await jobs.conn.execute(
-        f"""insert into "{schema}".actor_config (actor, queue, max_attempts, retry_kind, retry_backoff, retry_base,
-                retry_cap, retry_jitter, max_concurrent)
-            values ('plain', 'default', 3, 'transient', 'fixed', 0, 0, 0, 1)"""
-    )
+    await jobs.store_actor("plain", max_concurrent=1)
     await jobs.plant(20_000)
     await jobs.plant(5, actor="'plain'", lane="'a:plain'")
     async with Harness(pool, schema, ["default"], size=4) as harness:
@@ -188,11 +180,7 @@ def _runs(harness: Harness, actor: str) -> list[Any]:
 
 async def test_jobs_in_the_wrong_lane_are_found_and_held_to_their_limit(jobs: JobTable, pool: Any, schema: str) -> None:
     """They were enqueued by a transaction that had not seen the limit."""
-    await jobs.conn.execute(
-        f"""insert into "{schema}".actor_config (actor, queue, max_attempts, retry_kind, retry_backoff, retry_base,
-                retry_cap, retry_jitter, max_concurrent)
-            values ('plain', 'default', 3, 'transient', 'fixed', 0, 0, 0, 2)"""
-    )
+    await jobs.store_actor("plain", max_concurrent=2)
     await jobs.plant(10, actor="'plain'")
     await jobs.plant(10)
     async with Harness(pool, schema, ["default"], size=30) as harness:

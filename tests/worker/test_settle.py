@@ -401,24 +401,7 @@ async def test_a_release_wakes_the_others(jobs: JobTable, settle: Settlement, wo
 async def test_a_hand_back_goes_where_the_actor_is_served_now(
     jobs: JobTable, settle: Settlement, worker: UUID, verb: str
 ) -> None:
-    await jobs.conn.fetchval(
-        jobs.worker_sql.sync_actor,
-        "succeed",
-        "elsewhere",
-        3,
-        "transient",
-        "fixed",
-        0.0,
-        0.0,
-        0.0,
-        None,
-        0,
-        False,
-        None,
-        None,
-        None,
-        None,
-    )
+    await jobs.store_actor(queue="'elsewhere'")
     (moved,) = await jobs.running(worker, lane="''")
     (own,) = await jobs.plant(actor="'unheard of'", route="'odd'")
     assert [one["id"] for one in await jobs.claim(worker, routes=("odd",), known=("unheard of",))] == [own]

@@ -24,12 +24,7 @@ async def idle(jobs: JobTable) -> tuple[int, int]:
 
 async def known(jobs: JobTable, *, has_hooks: bool) -> None:
     """Let the database know the actor."""
-    await jobs.conn.execute(
-        f"""insert into "{jobs.schema}".actor_config (actor, queue, max_attempts, retry_kind, retry_backoff, retry_base,
-                retry_cap, retry_jitter, has_hooks)
-            values ('succeed', 'default', 3, 'transient', 'fixed', 0, 0, 0, $1)""",
-        has_hooks,
-    )
+    await jobs.store_actor(has_hooks=has_hooks)
 
 
 async def untold(jobs: JobTable) -> list[tuple[UUID, int, str]]:

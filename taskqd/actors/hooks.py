@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
@@ -10,6 +11,7 @@ Hook: TypeAlias = Callable[..., Any]
 
 DEFAULT_TIMEOUT = 3.0
 LONGEST_TIMEOUT = 300.0
+_ARGUMENTS = {"on_success": ("row", "result"), "on_retry_exhausted": ("row", "error"), "on_cancel": ("row",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,4 +38,16 @@ class Hooks:
                     return f"{field.name} = {value!r} must be seconds above zero, up to {LONGEST_TIMEOUT:g}"
             elif value is not None and not callable(value):
                 return f"{field.name} = {value!r} must be a function"
+            elif value is not None and not _takes(value, _ARGUMENTS[field.name]):
+                return f"{field.name} = {value!r} must take ({', '.join(_ARGUMENTS[field.name])})"
         return ""
+
+
+def _takes(hook: Hook, arguments: tuple[str, ...]) -> bool:
+    try:
+        inspect.signature(hook).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:  # one written in C need not say what it takes
+        return True
+    return True

@@ -29,6 +29,8 @@ class Registry(dict[str, ActorRef[Any, Any]]):
         self, actors: object = (), *, providers: ProviderRegistry | None = None, source: str = "actors"
     ) -> None:
         super().__init__()
+        if providers is not None and not isinstance(providers, ProviderRegistry):
+            raise RegistryError(f"{source}: providers = {providers!r} must be a ProviderRegistry")
         self.providers = ProviderRegistry() if providers is None else providers
         for ref in _members(actors, source):
             _check(ref, source)

@@ -10,7 +10,7 @@ import click
 from taskqd.cli.columns import columns
 from taskqd.cli.rules import MAX_COUNTED, counted, limit_from, limit_text, query, single
 from taskqd.domain.errors import ConfigError
-from taskqd.domain.names import QUEUE_RULE, is_queue_name
+from taskqd.domain.names import QUEUE_RULE, is_queue_name, nearest
 
 _MODES = click.Choice(["strict_fifo", "round_robin"])
 
@@ -50,11 +50,12 @@ def list_(as_json: bool) -> None:
 @click.argument("name")
 @click.option("--max-concurrent", callback=limit_from(1), metavar="N|none", help="Most jobs of it that run at once.")
 @click.option("--mode", type=_MODES, help="Oldest first, or fairness keys in turns.")
-def set_(name: str, max_concurrent: Any, mode: str | None) -> None:
-    """Limit a queue, or choose how it is served. It need not have been used."""
+@click.option("--create", is_flag=True, help="Also one that no worker, actor or job knows yet.")
+def set_(name: str, max_concurrent: Any, mode: str | None, create: bool) -> None:
+    """Limit a queue, or choose how it is served."""
     if max_concurrent is None and mode is None:
         raise click.UsageError("give --max-concurrent, --mode or both")
-    _store(name, mode=mode, limit=max_concurrent)
+    _store(name, mode=mode, limit=max_concurrent, create=create)
 
 
 @command.command()
@@ -71,9 +72,14 @@ def resume(name: str) -> None:
     _store(name, paused=False)
 
 
-def _store(name: str, *, mode: str | None = None, limit: Any = None, paused: bool | None = None) -> None:
+def _store(
+    name: str, *, mode: str | None = None, limit: Any = None, paused: bool | None = None, create: bool = False
+) -> None:
     if not is_queue_name(name):
         raise ConfigError(f"queue = {name!r} must be {QUEUE_RULE}")
+    known = [queue["name"] for queue in query("queues", 0)]
+    if name not in known and not create:
+        raise ConfigError(f"no worker, actor or job knows a queue {name!r}{nearest(name, known)}")
     stored = single(
         "set_queue",
         name,

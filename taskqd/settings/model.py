@@ -19,6 +19,7 @@ from taskqd.settings.rules import show, violations
 PREFIX = "TASKQ_"
 TINY = 0.001
 """The least of what must be above zero, in seconds: an interval below a millisecond is a busy loop."""
+DEFAULT_DSN = "postgresql://taskq:taskq@localhost:5432/taskq"
 DAY = 86400.0
 YEAR = 365 * DAY
 
@@ -74,7 +75,7 @@ class Settings(BaseSettings):
 
     # -- database ---------------------------------------------------------------------------------
     pg_dsn: v.Dsn = _setting(
-        SecretStr("postgresql://taskq:taskq@localhost:5432/taskq"),
+        SecretStr(DEFAULT_DSN),
         "Where the database is, as a Postgres URL.",
     )
     pg_dsn_direct: v.OptionalDsn = _setting(

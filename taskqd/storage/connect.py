@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import asyncpg
 
 from taskqd.domain.errors import ConfigError, DatabaseAuthError, DatabaseUnavailableError, TaskQError
+from taskqd.settings.model import DEFAULT_DSN
 from taskqd.storage.dsn import describe_dsn, parse_dsn
 
 if TYPE_CHECKING:
@@ -327,7 +328,8 @@ def explain(error: BaseException, dsn: str) -> TaskQError:
         return ConfigError(f"the DSN of database {target} is not usable: {reason}")
     if isinstance(error, ValueError):
         return ConfigError(f"the DSN of database {target} is not usable: check its host and parameters")
-    return DatabaseUnavailableError(f"database {target} is not reachable: {reason}")
+    unset = "; TASKQ_PG_DSN is not set, and this is its default" if dsn == DEFAULT_DSN else ""
+    return DatabaseUnavailableError(f"database {target} is not reachable: {reason}{unset}")
 
 
 def _reason(error: BaseException) -> str:

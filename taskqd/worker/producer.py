@@ -17,7 +17,7 @@ from taskqd.storage.statements import load
 from taskqd.worker.attempt import Attempt, Leases
 from taskqd.worker.floors import Floors
 from taskqd.worker.lanes import Lanes, Unit
-from taskqd.worker.rules import MAX_AGE, Rules
+from taskqd.worker.rules import FRESH, MAX_AGE, Rules
 from taskqd.worker.slots import Slots
 
 MAX_CLAIM = 500
@@ -182,6 +182,8 @@ class Producer:
                 got += await claim(room - got, parts)
         if rescan:
             self._floors.rescanned(time.monotonic() - began)
+        if time.monotonic() - self._rules_read >= FRESH:
+            await self._read_rules()
         return got
 
     async def _read_rules(self) -> None:

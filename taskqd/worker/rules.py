@@ -8,8 +8,10 @@ from typing import Any
 
 from taskqd.storage.statements import Statements
 
-MAX_AGE = 2.0
-"""Seconds that a worker goes by what it read; a change is live within 5."""
+FRESH = 2.0
+"""Seconds after which a worker reads them again, once it has claimed."""
+MAX_AGE = 4.5
+"""Seconds after which it reads them again before it claims: a change is live within 5."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from taskqd import RegistryError, actor
-from taskqd.actors.registry import build_registry, load_registry
+from taskqd.actors.registry import Registry, build_registry, load_registry
 
 
 class Item(BaseModel):
@@ -184,3 +184,8 @@ def test_what_the_attribute_holds_is_checked_under_its_full_name(module: Callabl
         load_registry(f"{name}:made")
     with pytest.raises(RegistryError, match=rf"{name}:single is a single actor; put it into a list: \[stored\]"):
         load_registry(f"{name}:single")
+
+
+def test_providers_must_be_a_registry_of_them() -> None:
+    with pytest.raises(RegistryError, match=r"providers = \[\] must be a ProviderRegistry"):
+        Registry([], providers=[])  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ import pytest
 
 from taskqd.domain.errors import ConfigError, DatabaseAuthError, DatabaseUnavailableError
 from taskqd.domain.exit_codes import ExitCode
+from taskqd.settings.model import DEFAULT_DSN
 from taskqd.storage import connect as storage
 from taskqd.storage.dsn import describe_dsn
 from tests.postgres import PASSWORD_ROLE, Server, embedded
@@ -401,3 +402,10 @@ async def test_a_password_that_is_missing_is_a_refusal(running: Server, monkeypa
     monkeypatch.setenv("PGPASSFILE", "/nowhere/pgpass")
     with pytest.raises(DatabaseAuthError, match="password authentication failed"):
         await retry(running.dsn(PASSWORD_ROLE), boot_timeout=60)
+
+
+def test_a_default_that_nobody_meant_is_named() -> None:
+    unset = storage.explain(ConnectionRefusedError("refused"), DEFAULT_DSN)
+    assert str(unset).endswith("; TASKQ_PG_DSN is not set, and this is its default")
+    meant = storage.explain(ConnectionRefusedError("refused"), DEFAULT_DSN.replace("localhost", "127.0.0.1"))
+    assert "TASKQ_PG_DSN" not in str(meant)

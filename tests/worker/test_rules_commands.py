@@ -56,6 +56,8 @@ async def test_a_queue_is_limited_paused_and_listed(jobs: JobTable, call: Call) 
     }
     audit = await jobs.conn.fetch(f'select action, target_type, target_id from "{jobs.schema}".admin_audit')
     assert [tuple(row) for row in audit] == [("set", "queue", "mail")] * 4
+    created = call("queue", "set", "new", "--max-concurrent", "1", "--create")
+    assert created.stdout == "new: strict_fifo, limit 1, open\n"
 
 
 async def test_an_actor_is_limited_and_listed(jobs: JobTable, call: Call) -> None:
@@ -77,6 +79,9 @@ async def test_an_actor_is_limited_and_listed(jobs: JobTable, call: Call) -> Non
         (("queue", "set", "mail", "--max-concurrent", "-1"), 2, "'-1' must be a whole number, 1 to 1000000, or none"),
         (("queue", "set", "mail", "--mode", "fair"), 2, "'fair' is not one of 'strict_fifo', 'round_robin'"),
         (("queue", "pause", "a b"), 78, "queue = 'a b' must be"),
+        (("queue", "pause", "defalt"), 78, "no worker, actor or job knows a queue 'defalt' (did you mean 'default'"),
+        (("queue", "resume", "nosuch"), 78, "no worker, actor or job knows a queue 'nosuch'"),
+        (("queue", "set", "defalt", "--mode", "round_robin"), 78, "knows a queue 'defalt' (did you mean 'default'"),
         (("actor", "set", "succeed"), 2, "give --max-concurrent, --max-pending or --queue"),
         (("actor", "set", "succeed", "--max-concurrent", "1000001"), 2, "0 to 1000000, or none"),
         (

@@ -2,8 +2,8 @@
 -- workers go by it within 5 seconds.
 
 -- name: queues
--- Every queue that has a rule, jobs that wait, or an actor; `waiting` is counted up to $1. Serves from jobs_claim, one walk a
--- queue.
+-- Every queue that has a rule, jobs that wait, an actor or a worker; `waiting` is counted up to $1. Serves from jobs_claim,
+-- one walk a queue.
 with recursive routes(route) as (
     (select j.route from {schema}.jobs j where j.status = 'pending' order by j.route limit 1)
     union all
@@ -13,6 +13,7 @@ with recursive routes(route) as (
     select route as name from routes where route is not null
     union select name from {schema}.queues
     union select queue from {schema}.actor_config
+    union select unnest(queues) from {schema}.workers
 )
 select k.name, coalesce(q.mode, 'strict_fifo') as mode, q.max_concurrent, q.paused_at,
     (select count(*) from (select from {schema}.jobs j where j.status = 'pending' and j.route = k.name limit $1::int) w)

@@ -19,7 +19,7 @@ from taskqd.domain.exit_codes import ExitCode
 from taskqd.domain.names import nearest
 from taskqd.domain.recurrence import recurrence
 from taskqd.domain.schedule import Schedule
-from taskqd.scheduler.manifest import SchedulePlan, plan_schedules, read_manifest
+from taskqd.scheduler.manifest import SchedulePlan, Source, plan_schedules, read_manifest
 from taskqd.scheduler.slots import next_slots, slots_between
 from taskqd.settings import load_settings
 from taskqd.settings.durations import parse_duration
@@ -31,6 +31,7 @@ from taskqd.storage.schedules import (
     create_schedule,
     decisions_on,
     fire_slots,
+    known_actors,
     read_schedules,
     run_now,
     steer_schedule,
@@ -73,11 +74,12 @@ def _wanted(function: Any) -> Any:
 def plan(file: Path | None, actors: str | None, as_json: bool) -> int:
     """Show what `apply` would change. Changes nothing.
 
-    Exits 1 when something would be refused, else 0.
+    Exits 1 when something would be refused, else 0. Warns of actors of a file that no worker has made known.
     """
     wanted, source = _declared(file, actors)
 
     async def read(connection: asyncpg.Connection, schema: str) -> SchedulePlan:
+        await _warn_of_strangers(connection, schema, wanted, source)
         return plan_schedules(await read_schedules(connection, schema), wanted, source)
 
     found = _run(read)
@@ -96,6 +98,7 @@ def apply(file: Path | None, actors: str | None, digest: str | None) -> None:
     wanted, source = _declared(file, actors)
 
     async def make(connection: asyncpg.Connection, schema: str) -> SchedulePlan:
+        await _warn_of_strangers(connection, schema, wanted, source)
         async with connection.transaction():
             found = plan_schedules(await read_schedules(connection, schema), wanted, source)
             if digest is not None and digest != found.digest:
@@ -244,7 +247,10 @@ def run_now_(name: str) -> int:
 @click.option("--to", "end", metavar="TIME", help="Default: now.")
 @click.option("--dry-run", is_flag=True, help="Print the slots.")
 def backfill(name: str, begin: str, end: str | None, dry_run: bool) -> None:
-    """Fire the slots of a span of the past that were never decided on: each once, at most 10,000."""
+    """Fire the slots of a span of the past that were never decided on: each once, at most 10,000.
+
+    With overlap = forbid the oldest fires, and the others are suppressed.
+    """
     first, last = _instant("--from", begin), None if end is None else _instant("--to", end)
 
     async def fill(connection: asyncpg.Connection, schema: str) -> str:
@@ -252,11 +258,15 @@ def backfill(name: str, begin: str, end: str | None, dry_run: bool) -> None:
         slots = slots_between(stored, first, min(last or stored.now, stored.now))
         if dry_run:
             return "\n".join(slot.isoformat() for slot in slots) or "no slots"
-        fired = 0
+        fired = suppressed = 0
         for start in range(0, len(slots), BACKFILL_BATCH):
             part = slots[start : start + BACKFILL_BATCH]
-            fired += await fire_slots(connection, schema, stored.id, stored.version, part, "backfilled")
-        return f"{name}: {len(slots)} slots, {fired} fired"
+            jobs, kept_out = await fire_slots(connection, schema, stored.id, stored.version, part, "backfilled")
+            fired, suppressed = fired + jobs, suppressed + kept_out
+        before = len(slots) - fired - suppressed
+        told = f"{name}: {len(slots)} slots, {fired} fired"
+        told += f", {suppressed} suppressed" if suppressed else ""
+        return told + (f", {before} decided before" if before else "")
 
     click.echo(_run(fill))
 
@@ -314,7 +324,7 @@ async def _find(connection: asyncpg.Connection, schema: str, name: str) -> Store
     raise TaskQError(f"no schedule {name!r}{nearest(name, [one.name for one in found])}")
 
 
-def _declared(file: Path | None, actors: str | None) -> tuple[list[Schedule], Any]:
+def _declared(file: Path | None, actors: str | None) -> tuple[list[Schedule], Source]:
     if (file is None) == (actors is None):
         raise click.UsageError("give exactly one of FILE and --actors")
     if file is not None:
@@ -324,6 +334,19 @@ def _declared(file: Path | None, actors: str | None) -> tuple[list[Schedule], An
 
     registry = load_registry(actors or "")
     return [one.definition for one in declared_schedules(registry.values()).values()], "decorator"
+
+
+async def _warn_of_strangers(
+    connection: asyncpg.Connection, schema: str, wanted: list[Schedule], source: Source
+) -> None:
+    """Say which actors of a file no worker has made known: a job of such an actor waits until one does."""
+    if source != "manifest":
+        return  # code names an actor by the actor itself
+    known = set(await known_actors(connection, schema))
+    for one in wanted:
+        if one.actor not in known:
+            told = f"schedule {one.name!r}: no worker has made actor {one.actor!r} known{nearest(one.actor, known)}"
+            click.echo(f"warning: {told}; its jobs wait until one does", err=True)
 
 
 def _instant(option: str, text: str) -> datetime:
@@ -395,8 +418,7 @@ def _object(one: StoredSchedule) -> dict[str, Any]:
 
 
 def _when(one: StoredSchedule) -> str:
-    every = one.definition is not None and one.definition.kind == "every"
-    return f"every {one.expression} s" if every else one.expression
+    return one.expression if one.definition is None else one.definition.when
 
 
 def _time(moment: datetime | None) -> str:

@@ -72,6 +72,11 @@ class Schedule:
         if problem:
             raise ScheduleDefinitionError(f"schedule {self.name!r}: {problem}")
 
+    @property
+    def when(self) -> str:
+        """Its recurrence for a person: the cron expression, or ``every 90 s``."""
+        return f"every {self.expression} s" if self.kind == "every" else self.expression
+
     def _problem(self) -> str:
         """Say what is wrong with it, ``""`` when nothing is."""
         for name, value in (("name", self.name), ("actor", self.actor)):

@@ -6,7 +6,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -81,17 +81,18 @@ class SchedulePlan:
 
     @property
     def digest(self) -> str:
-        """Names this plan: another file, or another state of what is stored, has another."""
+        """Names this plan: whatever else would be stored, and whatever else is stored now, has another."""
         parts = [
             (
-                change.wanted.name,
+                self.source,
                 change.action,
                 change.why,
                 change.stored.version if change.stored is not None else 0,
+                asdict(change.wanted),
             )
             for change in self.changes
         ]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def refused(self) -> list[Change]:
@@ -113,7 +114,7 @@ def plan_schedules(stored: Sequence[StoredSchedule], wanted: Sequence[Schedule],
 
 def _change(stored: StoredSchedule | None, wanted: Schedule, source: Source) -> Change:
     if stored is None:
-        return Change(wanted, None, "create", f"{wanted.kind} {wanted.expression} {wanted.timezone}")
+        return Change(wanted, None, "create", _creation(wanted))
     if stored.retired_at is not None:
         return Change(wanted, stored, "refused", "its name is retired; give it another")
     if stored.source != source:
@@ -126,6 +127,15 @@ def _change(stored: StoredSchedule | None, wanted: Schedule, source: Source) -> 
     return Change(
         wanted, stored, "change", ", ".join(f"{key}: {old!r} -> {new!r}" for key, (old, new) in found.items())
     )
+
+
+def _creation(wanted: Schedule) -> str:
+    zone = f" {wanted.timezone}" if wanted.kind == "cron" else ""
+    if wanted.payload_factory is not None:
+        payload = f", payload made by {wanted.payload_factory}"
+    else:
+        payload = ", with a payload" if wanted.payload not in (None, "{}") else ""
+    return f"actor {wanted.actor}, {wanted.when}{zone}{payload}"
 
 
 _ORIGINS = {"decorator": "code", "manifest": "a manifest", "api": "the API", "system": "taskqd itself"}

@@ -57,6 +57,11 @@ async def read_schedules(connection: Any, schema: str, name: str | None = None) 
     return [_stored(record) for record in await connection.fetch(load("schedules", schema).read, name)]
 
 
+async def known_actors(connection: Any, schema: str) -> list[str]:
+    """Return the names of the actors that workers have made known."""
+    return [record["actor"] for record in await connection.fetch(load("schedules", schema).actors)]
+
+
 async def create_schedule(connection: Any, schema: str, wanted: Schedule, source: str) -> bool:
     """Store a schedule unless one has its name; return whether it was stored."""
     created: bool = await connection.fetchval(
@@ -120,14 +125,14 @@ async def run_now(connection: Any, schema: str, name: str) -> str:
             raise TaskQError(f"no schedule {name!r} that is not retired")
         if record["wait"] is not None and record["wait"] > 0:
             raise TaskQError(f"schedule {name!r} was run by hand just now; wait {record['wait']:.1f} s")
-        fired = await fire_slots(connection, schema, record["id"], record["version"], [record["at"]], "run_now")
+        fired, _ = await fire_slots(connection, schema, record["id"], record["version"], [record["at"]], "run_now")
     return "fired" if fired else "suppressed"
 
 
 async def fire_slots(
     connection: Any, schema: str, schedule_id: UUID, version: int, slots: Sequence[datetime], action: str
-) -> int:
-    """Fire slots by hand, but those that were decided already, and return how many jobs that made.
+) -> tuple[int, int]:
+    """Fire slots by hand, but those that were decided already; return how many made a job, and how many were kept out.
 
     Raises ``ScheduleChangedError`` where the schedule was changed meanwhile, or a scheduler fires it right now.
     """
@@ -152,8 +157,7 @@ async def fire_slots(
         )
     if record is None:
         raise ScheduleChangedError("the schedule is being fired or was changed just now; try again")
-    fired: int = record["fired"]
-    return fired
+    return record["fired"], record["suppressed"]
 
 
 async def decisions_on(connection: Any, schema: str, schedule_id: UUID, limit: int) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from taskqd.storage.doctor_queue import (
 from tests.doctor.conftest import Look
 from tests.jobs import JobTable
 
+THREE_DAYS_AGO = "clock_timestamp() - interval '3 days'"
 WORKER = """
 insert into "{s}".workers (id, hostname, pid, queues, max_concurrency) values ($1, 'h', 1, $2, 4)
 """
@@ -77,7 +78,8 @@ async def test_queues_that_nobody_serves_and_actors_that_nobody_knows(
 ) -> None:
     await clinic.actor()
     await jobs.plant(3)
-    await jobs.plant(2, route="'mail'", scheduled_at="clock_timestamp() - interval '3 days'")
+    await jobs.plant(1, route="'mail'", scheduled_at="now() - interval '90 days'")  # fills in a slot of the past
+    await jobs.plant(1, route="'mail'", scheduled_at=THREE_DAYS_AGO, created_at=THREE_DAYS_AGO)
     await jobs.plant(1, actor="'renamed'")
     found = bad(await look(check_service))
     assert set(found) == {"queue default", "queue mail", "actor renamed"}
@@ -126,7 +128,8 @@ async def test_gates_that_differ_from_their_limits_or_from_what_runs(
 async def test_what_is_late(jobs: JobTable, clinic: Clinic, look: Look) -> None:
     await jobs.plant(2, status="'scheduled'", scheduled_at="clock_timestamp() + interval '1 hour'")
     assert bad(await look(check_progress)) == {}
-    await jobs.plant(2, status="'scheduled'", scheduled_at="clock_timestamp() - interval '3 days'")
+    await jobs.plant(1, status="'scheduled'", scheduled_at="now() - interval '90 days'")
+    await jobs.plant(1, status="'scheduled'", scheduled_at=THREE_DAYS_AGO, created_at=THREE_DAYS_AGO)
     assert bad(await look(check_progress)) == {
         "scheduled jobs": (Severity.FAIL, "2 jobs are due and not claimable, the first for 3 d"),
     }

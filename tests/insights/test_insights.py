@@ -89,6 +89,7 @@ def test_the_verdict_on_a_schedule(
 async def test_the_figures_of_queues(conn: asyncpg.Connection, jobs: JobTable, schema: str, pool: Any) -> None:
     ended = {
         "status": "'succeeded'",
+        "created_at": "now() - interval '1 day'",
         "scheduled_at": "now() - interval '100 s'",
         "started_at": "now() - interval '90 s'",
         "finished_at": "now() - interval '60 s'",
@@ -96,9 +97,9 @@ async def test_the_figures_of_queues(conn: asyncpg.Connection, jobs: JobTable, s
     await jobs.plant(9, **ended)
     await jobs.plant(1, **ended | {"status": "'failed'", "scheduled_at": "now() - interval '190 s'"})
     await jobs.plant(1, **ended | {"finished_at": "now() - interval '3 hours'"})
-    await jobs.plant(2, scheduled_at="now() - interval '30 s'", priority="5")
-    await jobs.plant(1, scheduled_at="now() - interval '500 s'", priority="-5")  # behind, and older than all others
-    await jobs.plant(3, route="'mail'", lane="'a:mailer'", scheduled_at="now() - interval '40 s'")
+    await _plant_waiting(jobs, 2, "30 s", priority="5")
+    await _plant_waiting(jobs, 1, "500 s", priority="-5")  # behind, and older than all others
+    await _plant_waiting(jobs, 3, "40 s", route="'mail'", lane="'a:mailer'")
     await jobs.plant(1, status="'running'", claimed_at="now() - interval '10 s'", worker_id=f"'{new_uuid()}'")
     await conn.execute(
         f'insert into "{schema}".jobs_archive select j.*, now(), now() from "{schema}".jobs j '
@@ -124,6 +125,27 @@ async def test_the_figures_of_queues(conn: asyncpg.Connection, jobs: JobTable, s
     assert one.seconds == 600
     assert (mail.waiting, mail.ended, mail.rate, mail.drain) == (3, 0, 0.0, None)
     assert [each.kind for each in found.found if each.subject == "default"] == [InsightKind.STARVED]
+
+
+async def test_a_job_that_fills_in_the_past_has_not_waited_since_then(
+    jobs: JobTable, schema: str, conn: asyncpg.Connection
+) -> None:
+    past = {"scheduled_at": "now() - interval '90 days'"}
+    ended = past | {"status": "'succeeded'", "started_at": "clock_timestamp()", "finished_at": "clock_timestamp()"}
+    await jobs.plant(3, **past)
+    await jobs.plant(5, **ended)
+    found = await read_insights(conn, schema, window=600)
+    (one,) = found.queues
+    assert (one.waiting, one.ended) == (3, 5)
+    assert one.oldest_wait < 600
+    assert one.wait_p95 is not None
+    assert one.wait_p95 < 600
+
+
+async def _plant_waiting(jobs: JobTable, count: int, since: str, **columns: str) -> None:
+    """Plant jobs that were created, and due, so long ago."""
+    moment = f"now() - interval '{since}'"
+    await jobs.plant(count, created_at=moment, scheduled_at=moment, **columns)
 
 
 async def test_fires_against_clearance_names_the_schedule_that_runs_away(
@@ -208,7 +230,7 @@ async def test_the_command(start: Start, child_env: dict[str, str], jobs: JobTab
         return command.wait(60), command.stdout
 
     assert insights() == (0, "nothing is starved, drains slowly, idles or runs away\n")
-    await jobs.plant(2, scheduled_at="now() - interval '10 min'")
+    await _plant_waiting(jobs, 2, "10 min")
     code, out = insights("--window", "10m")
     assert code == 0
     assert out.splitlines()[0].split()[:3] == ["queue", "waiting", "oldest"]
@@ -222,7 +244,7 @@ async def test_the_command(start: Start, child_env: dict[str, str], jobs: JobTab
 
 
 async def test_the_doctor_tells_of_them(jobs: JobTable, conn: asyncpg.Connection, schema: str, dsn: str) -> None:
-    await jobs.plant(2, scheduled_at="now() - interval '10 min'")
+    await _plant_waiting(jobs, 2, "10 min")
     settings = load_settings(environ={"TASKQ_PG_DSN": dsn, "TASKQ_SCHEMA_NAME": schema})
     own = await asyncpg.connect(dsn, timeout=30)
     try:

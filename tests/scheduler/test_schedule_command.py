@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from taskqd.scheduler.manifest import SchedulePlan, plan_schedules, read_manifest
 from tests.jobs import JobTable
 from tests.scheduler.schedules import ScheduleTable, fire
 from tests.support import Command
@@ -105,6 +106,59 @@ async def test_a_manifest_is_planned_applied_and_then_unchanged(
     assert [one["action"] for one in await schedules.decisions("nightly")] == ["changed"]
 
 
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [
+        ('actor = "succeed"', 'actor = "report"'),
+        ('kind = "daily"', 'kind = "weekly"'),
+        ("priority = 3", "priority = 4"),
+        ('start_to_close = "5m"', 'start_to_close = "6m"'),
+        ('catch_up_window = "2h"', 'catch_up_window = "3h"'),
+        ('overlap = "allow"', 'overlap = "allow"\nenabled = false'),
+    ],
+)
+def test_a_plan_is_of_all_that_would_be_created(was: str, becomes: str, tmp_path: Path) -> None:
+    def planned(content: str) -> SchedulePlan:
+        (tmp_path / "schedules.toml").write_text(content)
+        return plan_schedules([], read_manifest(tmp_path / "schedules.toml"), "manifest")
+
+    assert was in TOML
+    assert planned(TOML).digest == planned(TOML).digest
+    assert planned(TOML).digest != planned(TOML.replace(was, becomes)).digest
+
+
+async def test_what_was_not_planned_is_not_created(call: Call, schedules: ScheduleTable, tmp_path: Path) -> None:
+    file = tmp_path / "schedules.toml"
+    file.write_text(TOML)
+    planned = text(call("plan", str(file)))
+    assert re.search(
+        r"^nightly +create +actor report, 0 3 \* \* \* Europe/Berlin, with a payload$", planned, re.MULTILINE
+    ), planned
+    assert re.search(r"^pulse +create +actor succeed, every 90 s$", planned, re.MULTILINE), planned
+    digest = re.search(r"plan ([0-9a-f]{12}): 2 create", planned)
+    assert digest is not None, planned
+    file.write_text(TOML.replace('kind = "daily"', 'kind = "all"'))
+    other = call("apply", str(file), "--plan", digest[1])
+    assert other.process.returncode == 75
+    assert "look at it again" in other.stderr
+    assert await _all(schedules) == []
+
+
+async def test_actors_that_nobody_knows_are_warned_of(
+    call: Call, schedules: ScheduleTable, jobs: JobTable, tmp_path: Path
+) -> None:
+    await jobs.store_actor()
+    file = tmp_path / "schedules.toml"
+    file.write_text('schedules = [{name="a", actor="succed", every=60}, {name="b", actor="succeed", every=60}]')
+    for verb, told in (("plan", "2 create"), ("apply", "applied: 2 create")):
+        command = call(verb, str(file))
+        assert told in text(command)
+        assert command.stderr == (
+            "warning: schedule 'a': no worker has made actor 'succed' known (did you mean 'succeed'?); "
+            "its jobs wait until one does\n"
+        )
+
+
 async def test_what_comes_from_elsewhere_is_refused(call: Call, schedules: ScheduleTable, tmp_path: Path) -> None:
     await schedules.plant("pulse")
     file = tmp_path / "schedules.toml"
@@ -176,7 +230,7 @@ async def test_the_past_is_filled_once(call: Call, schedules: ScheduleTable, fir
     span = ("--from", "2026-03-01T00:30Z", "--to", "2026-03-01T05:00Z")
     assert text(call("backfill", "hourly", *span, "--dry-run")).splitlines()[0] == "2026-03-01T01:00:00+00:00"
     assert text(call("backfill", "hourly", *span)) == "hourly: 5 slots, 5 fired\n"
-    assert text(call("backfill", "hourly", *span)) == "hourly: 5 slots, 0 fired\n"
+    assert text(call("backfill", "hourly", *span)) == "hourly: 5 slots, 0 fired, 5 decided before\n"
     assert text(call("backfill", "each", *span)) == "each: 9 slots, 9 fired\n"
     assert len(await schedules.jobs()) == 14
     slots = await schedules.slots("each")
@@ -188,6 +242,16 @@ async def test_the_past_is_filled_once(call: Call, schedules: ScheduleTable, fir
     far = call("backfill", "hourly", "--from", "2020-01-01T00:00Z", "--to", "2026-01-01T00:00Z")
     assert far.process.returncode == 78
     assert "more than 10000 slots" in far.stderr
+
+
+async def test_a_backfill_tells_what_overlap_keeps_out(call: Call, schedules: ScheduleTable) -> None:
+    await schedules.plant("hourly", kind="cron", expression="0 * * * *", overlap="forbid")
+    span = ("--from", "2026-03-01T00:30Z", "--to", "2026-03-01T05:00Z")
+    assert text(call("backfill", "hourly", *span)) == "hourly: 5 slots, 1 fired, 4 suppressed\n"
+    assert [slot.hour for slot in await schedules.slots("hourly")] == [1, 2, 3, 4, 5]
+    (job,) = await schedules.jobs()
+    assert job["meta"]["taskq_schedule"]["due_at"].startswith("2026-03-01T01:00:00")
+    assert text(call("backfill", "hourly", *span)) == "hourly: 5 slots, 0 fired, 5 decided before\n"
 
 
 def test_slots_are_previewed(call: Call) -> None:
@@ -217,6 +281,7 @@ async def test_lists_and_shows(call: Call, schedules: ScheduleTable) -> None:
     unknown = call("show", "aa")
     assert unknown.process.returncode == 1
     assert unknown.stderr == "error: no schedule 'aa' (did you mean 'a'?)\n"
+    assert call("preview", "aa").stderr == unknown.stderr
     assert json.loads(text(call("show", "a", "--json")))["decisions"][0]["action"] == "created"
 
 

@@ -116,7 +116,8 @@ where last_seen_at > clock_timestamp() - make_interval(secs => $1::float8) and d
 
 -- name: waiting
 -- For each route with pending jobs, the actors among the first $1 of its rows: how many there are, how long the oldest has
--- waited, and whether the actor is known. What nobody claims stays in front. Serves from jobs_claim, one walk a route.
+-- waited since it was due and there, and whether the actor is known. What nobody claims stays in front. Serves from
+-- jobs_claim, one walk a route.
 with recursive routes(route) as (
     (select j.route from {schema}.jobs j where j.status = 'pending' order by j.route limit 1)
     union all
@@ -124,12 +125,12 @@ with recursive routes(route) as (
     from routes r where r.route is not null
 )
 select r.route, w.actor, count(*) as jobs,
-    extract(epoch from clock_timestamp() - min(w.scheduled_at))::float8 as oldest,
+    extract(epoch from clock_timestamp() - min(greatest(w.scheduled_at, w.created_at)))::float8 as oldest,
     c.actor is not null as known, coalesce(c.max_concurrent = 0, false) as drained,
     exists (select from {schema}.queues q where q.name = r.route and q.paused_at is not null) as paused
 from routes r
 cross join lateral (
-    select j.actor, j.scheduled_at from {schema}.jobs j
+    select j.actor, j.scheduled_at, j.created_at from {schema}.jobs j
     where j.status = 'pending' and j.route = r.route
     order by j.route, j.lane, j.priority desc, j.scheduled_at
     limit $1::int
@@ -140,11 +141,12 @@ group by r.route, w.actor, c.actor, c.max_concurrent
 order by r.route, w.actor
 
 -- name: overdue
--- Scheduled jobs that are due and still not claimable, counted up to $1, and seconds since the first was due. Serves from
--- jobs_due.
-select count(*) as jobs, extract(epoch from clock_timestamp() - min(d.scheduled_at))::float8 as oldest
+-- Scheduled jobs that are due and still not claimable, counted up to $1, and seconds since the first was due and there.
+-- Serves from jobs_due.
+select count(*) as jobs,
+    extract(epoch from clock_timestamp() - min(greatest(d.scheduled_at, d.created_at)))::float8 as oldest
 from (
-    select scheduled_at from {schema}.jobs
+    select scheduled_at, created_at from {schema}.jobs
     where status = 'scheduled' and scheduled_at <= statement_timestamp()
     order by scheduled_at
     limit $1::int

@@ -7,21 +7,22 @@ select set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', '
 
 -- name: queues
 -- Each queue over the last $1 seconds, by at most the newest $2 jobs that have ended: how many did, how long they waited
--- and ran; what waits, counted up to $3; what runs; and the slots of the live workers that serve it. Serves from
--- jobs_finished, jobs_archive_finished, jobs_claim (one probe for each route, lane and priority, at most 10,000) and the
+-- and ran; what waits, counted up to $3, and for how long what stands in front; what runs; and the slots of the live
+-- workers that serve it. A job waits from its time, but not from before it was there: one that fills in a slot of the past
+-- has not waited since then. Serves from jobs_finished, jobs_archive_finished, jobs_claim (one probe for each route, lane and priority, at most 10,000) and the
 -- small running index.
 with recursive heads as (
-    (select j.route, j.lane, j.priority, j.scheduled_at, 1 as nth from {schema}.jobs j
+    (select j.route, j.lane, j.priority, j.scheduled_at, j.created_at, 1 as nth from {schema}.jobs j
      where j.status = 'pending' order by j.route, j.lane, j.priority desc, j.scheduled_at limit 1)
     union all
-    select n.route, n.lane, n.priority, n.scheduled_at, h.nth + 1
+    select n.route, n.lane, n.priority, n.scheduled_at, n.created_at, h.nth + 1
     from heads h cross join lateral (
         select * from (
-            (select j.route, j.lane, j.priority, j.scheduled_at, 1 as step from {schema}.jobs j
+            (select j.route, j.lane, j.priority, j.scheduled_at, j.created_at, 1 as step from {schema}.jobs j
              where j.status = 'pending' and j.route = h.route and j.lane = h.lane and j.priority < h.priority
              order by j.priority desc, j.scheduled_at limit 1)
             union all
-            (select j.route, j.lane, j.priority, j.scheduled_at, 2 from {schema}.jobs j
+            (select j.route, j.lane, j.priority, j.scheduled_at, j.created_at, 2 from {schema}.jobs j
              where j.status = 'pending' and (j.route, j.lane) > (h.route, h.lane)
              order by j.route, j.lane, j.priority desc, j.scheduled_at limit 1)
         ) both_ways
@@ -29,16 +30,18 @@ with recursive heads as (
     ) n
     where h.nth < 10000
 ), oldest as (
-    select route, min(scheduled_at) as scheduled_at from heads group by route
+    select route, min(greatest(scheduled_at, created_at)) as since from heads group by route
 ), ended as materialized (
     select * from (
-        (select j.route, j.status, j.scheduled_at, coalesce(j.started_at, j.claimed_at) as began, j.finished_at
+        (select j.route, j.status, greatest(j.scheduled_at, j.created_at) as due,
+            coalesce(j.started_at, j.claimed_at) as began, j.finished_at
          from {schema}.jobs j
          where j.status in ('succeeded', 'failed', 'cancelled', 'crashed', 'abandoned')
            and j.finished_at > statement_timestamp() - make_interval(secs => $1::float8)
          order by j.finished_at desc limit $2::int)
         union all
-        (select j.route, j.status, j.scheduled_at, coalesce(j.started_at, j.claimed_at), j.finished_at
+        (select j.route, j.status, greatest(j.scheduled_at, j.created_at), coalesce(j.started_at, j.claimed_at),
+            j.finished_at
          from {schema}.jobs_archive j
          where j.finished_at > statement_timestamp() - make_interval(secs => $1::float8)
          order by j.finished_at desc limit $2::int)
@@ -52,7 +55,7 @@ with recursive heads as (
     select e.route, count(*) as jobs, count(*) filter (where e.status <> 'succeeded') as badly,
         extract(epoch from clock_timestamp() - min(e.finished_at))::float8 as since,
         coalesce(sum(extract(epoch from e.finished_at - e.began)) filter (where e.began is not null), 0)::float8 as busy,
-        (percentile_cont(0.95) within group (order by greatest(0, extract(epoch from e.began - e.scheduled_at))::float8)
+        (percentile_cont(0.95) within group (order by greatest(0, extract(epoch from e.began - e.due))::float8)
             filter (where e.began is not null))::float8 as wait_p95
     from ended e group by e.route
 ), runs as (
@@ -70,7 +73,7 @@ with recursive heads as (
 select k.route as queue, (select seconds from seen) as seconds,
     (select count(*) from (select from {schema}.jobs j where j.status = 'pending' and j.route = k.route limit $3::int) w)
         as waiting,
-    coalesce(extract(epoch from clock_timestamp() - o.scheduled_at), 0)::float8 as oldest_wait,
+    coalesce(extract(epoch from clock_timestamp() - o.since), 0)::float8 as oldest_wait,
     coalesce(r.jobs, 0) as running, coalesce(e.jobs, 0) as ended, coalesce(e.badly, 0) as ended_badly,
     coalesce(e.since, 0)::float8 as since, (coalesce(e.busy, 0) + coalesce(r.busy, 0))::float8 as busy, e.wait_p95,
     coalesce(s.workers, 0) as workers, coalesce(s.slots, 0) as slots,

@@ -11,6 +11,10 @@ from {schema}.schedules
 where $1::text is null or name = $1::text
 order by name
 
+-- name: actors
+-- The actors that workers have made known. The table is small.
+select actor from {schema}.actor_config order by actor
+
 -- name: create
 -- Creates a schedule, unless one has its name, retired ones included. Answers whether it did. Locks nothing.
 with made as (

@@ -622,23 +622,27 @@ begin
                 if steps < 2 * free + 64 then
                     lane := null;
                 end if;
-                lanes := array(select jsonb_array_elements_text(the_unit -> 'first')) || lanes;
+                lanes := array(
+                    select value from jsonb_array_elements_text(the_unit -> 'first') value
+                    where kind = 'fair' or (value > low collate "C" and value < high collate "C")
+                ) || lanes;
             end if;
             if kind = 'serial' then
                 return query with head as materialized (
                     select x.ctid
-                    from (select l.lane, min(l.ord) as ord from unnest(lanes) with ordinality l(lane, ord)
+                    from (select distinct l.lane from unnest(lanes) l(lane)
                           where not exists (select from {schema}.jobs r
-                                            where r.status = 'running' and r.serial and r.lane = l.lane)
-                          group by l.lane order by 2) l
+                                            where r.status = 'running' and r.serial and r.lane = l.lane)) l
                     cross join lateral (
-                        select j.ctid from {schema}.jobs j
+                        select j.ctid, j.actor, j.priority, j.scheduled_at from {schema}.jobs j
                         where j.status = 'pending' and j.route = home and j.lane = l.lane
                           and j.scheduled_at <= statement_timestamp()
                           and (j.schedule_to_close is null or j.schedule_to_close > clock_timestamp())
                         order by j.priority desc, j.scheduled_at, j.id
                         limit 1
                     ) x
+                    where x.actor = the_unit ->> 'actor'
+                    order by x.priority desc, x.scheduled_at
                     limit free
                 ), taken as materialized (
                     -- `is true` keeps the planner from walking the pending index for what the ctid already says

@@ -17,8 +17,8 @@ MAX_NAME = 200
 
 
 def is_actor_name(label: object) -> bool:
-    """Whether an actor may be called this: 1 to 200 bytes of text."""
-    if not isinstance(label, str) or not label.strip() or "\x00" in label:
+    """Whether an actor may be called this: 1 to 200 bytes of text without control characters."""
+    if not isinstance(label, str) or not label.strip() or any(character < " " for character in label):
         return False
     try:
         return len(label.encode()) <= MAX_NAME

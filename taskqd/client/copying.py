@@ -149,7 +149,7 @@ def _payload(text: str) -> str:
 
 
 def _interval(seconds: float) -> str:
-    return f"{seconds} seconds"
+    return f"{seconds:.6f} seconds"
 
 
 _WRITERS: Mapping[str, Callable[[Any], str]] = {

@@ -71,11 +71,14 @@ class RetryPolicy:
             raise ValueError(f"retry kind = {self.kind!r} must be one of {', '.join(KINDS)}")
         if self.backoff not in BACKOFFS:
             raise ValueError(f"retry backoff = {self.backoff!r} must be one of {', '.join(BACKOFFS)}")
-        if not 1 <= self.max_attempts <= MAX_ATTEMPTS:
-            raise ValueError(f"retry max_attempts = {self.max_attempts} must be between 1 and {MAX_ATTEMPTS}")
-        for name, value in (("base", self.base), ("cap", self.cap), ("time_budget", self.time_budget)):
-            if value is not None and not isinstance(value, timedelta):
+        whole = isinstance(self.max_attempts, int) and not isinstance(self.max_attempts, bool)
+        if not whole or not 1 <= self.max_attempts <= MAX_ATTEMPTS:
+            raise ValueError(f"retry max_attempts = {self.max_attempts!r} must be between 1 and {MAX_ATTEMPTS}")
+        for name, value in (("base", self.base), ("cap", self.cap)):
+            if not isinstance(value, timedelta):
                 raise ValueError(f"retry {name} = {value!r} must be a timedelta")
+        if self.time_budget is not None and not isinstance(self.time_budget, timedelta):
+            raise ValueError(f"retry time_budget = {self.time_budget!r} must be a timedelta, or None")
         if self.base < timedelta(0):
             raise ValueError(f"retry base = {self.base} must not be negative")
         if self.cap < self.base:

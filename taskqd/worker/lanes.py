@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from taskqd.domain.jitter import jitter
 from taskqd.worker.attempt import Attempt
 from taskqd.worker.rules import Rules
 
@@ -69,8 +70,13 @@ class Lanes:
         self.freed = 0
         """Attempts that ended since the last claim and gave back a limit or an identity."""
 
-    def reset(self, heads: Iterable[tuple[str, str, int, str]], rules: Rules, known: Iterable[str]) -> None:
-        """Take the lanes that have pending rows now: (route, lane, priority, actor of the first row)."""
+    def reset(
+        self, heads: Iterable[tuple[str, str, int, str]], rules: Rules, known: Iterable[str], top: int = -32768
+    ) -> None:
+        """Take the lanes that have pending rows now: (route, lane, priority, actor of the first row).
+
+        ``top`` is the highest priority in the plain lanes.
+        """
         known = set(known)
         units: dict[tuple[str, str, str], Unit] = {}
         for route, lane, priority, actor in heads:
@@ -93,12 +99,19 @@ class Lanes:
             other = units.get(unit.key)
             if other is None or other.priority < unit.priority:
                 units[unit.key] = unit
+        # One look tells the priority of one identity of many: they take turns with whatever is most urgent.
+        most = max((unit.priority for unit in units.values()), default=0)
+        for unit in units.values():
+            if unit.kind == "serial":
+                unit.priority = max(most, top)
         self._units = units
 
     def open(self) -> list[Unit]:
-        """The units to claim from now, those with the most urgent head first."""
+        """The units to claim from now, those with the most urgent head first, taking turns among equals."""
         now = time.monotonic()
-        return sorted((unit for unit in self._units.values() if unit.try_at <= now), key=lambda unit: -unit.priority)
+        units = [unit for unit in self._units.values() if unit.try_at <= now]
+        first = int(jitter(0, len(units)))  # by chance: a count could keep step with who else takes turns
+        return sorted(units[first:] + units[:first], key=lambda unit: -unit.priority)
 
     def next_open(self) -> float | None:
         """Seconds until another unit opens; None when there is none."""
@@ -136,6 +149,7 @@ class Lanes:
         for unit in self._units.values():
             if attempt.gated:
                 unit.try_at, unit.again = 0.0, True
-            if unit.kind == "serial" and unit.name == attempt.ref.name and attempt.lane and len(unit.freed) < MAX_FREED:
+            serial = unit.kind == "serial" and unit.name == attempt.ref.name
+            if serial and attempt.lane.startswith("i:") and len(unit.freed) < MAX_FREED:
                 unit.freed[attempt.lane] = None
                 unit.try_at, unit.again = 0.0, True

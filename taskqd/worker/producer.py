@@ -62,6 +62,7 @@ class Producer:
         self._lanes_first = False
         self._more = False
         self._relane_at = 0.0
+        self._keyed_after: dict[str, str | None] = {}
         self._slots = slots
         self._leases = leases
         self._worker_id = worker_id
@@ -196,23 +197,38 @@ class Producer:
     async def _look(self) -> None:
         """See where pending rows begin."""
         routes = [queue for queue in self._queues if queue not in self._rules.paused]
-        heads = await self._pool.fetch(self._sql.heads, routes, timeout=self._command_timeout)
+        heads = await self._pool.fetch(self._sql.heads, routes, self._known, timeout=self._command_timeout)
         plain = {(route, priority): actor for route, lane, priority, actor in heads if not lane}
         stray = {route for (route, _), actor in plain.items() if actor not in self._rules.plain}
-        if stray and await self._relane(stray):
-            heads = await self._pool.fetch(self._sql.heads, routes, timeout=self._command_timeout)
+        keyed = {route for route, lane, *_ in heads if lane.startswith("f:")} if self._rules.limited else set()
+        if (stray or keyed) and await self._relane(stray, keyed):
+            heads = await self._pool.fetch(self._sql.heads, routes, self._known, timeout=self._command_timeout)
         self._floors.reset((head["route"], head["priority"]) for head in heads if self._is_plain(head))
-        self._lanes.reset((tuple(head) for head in heads if not self._is_plain(head)), self._rules, self._known)
+        top = max((head["priority"] for head in heads), default=0)
+        self._lanes.reset((tuple(head) for head in heads if not self._is_plain(head)), self._rules, self._known, top)
 
     def _is_plain(self, head: Any) -> bool:
         return not head["lane"] and self._rules.is_plain(head["route"])
 
-    async def _relane(self, routes: Iterable[str]) -> bool:
-        """Take rows out of the plain lanes that are not claimed from there; at most once a second while none is."""
+    async def _relane(self, stray: Iterable[str], keyed: Iterable[str]) -> bool:
+        """Take rows out of the plain lanes, and those of fairness keys, that are not claimed from there.
+
+        At most once a second while there are none.
+        """
         if time.monotonic() < self._relane_at:
             return False
         moved = 0
-        for route in routes:
+        for route in keyed:
+            found = await self._pool.fetchrow(
+                self._sql.relane_fair,
+                route,
+                list(self._rules.limited),
+                self._keyed_after.get(route),
+                timeout=self._command_timeout,
+            )
+            moved += found["moved"]
+            self._keyed_after[route] = found["stopped"]
+        for route in stray:
             while batch := await self._pool.fetchval(
                 self._sql.relane, route, list(self._rules.limited), self._known, timeout=self._command_timeout
             ):

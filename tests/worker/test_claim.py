@@ -91,7 +91,7 @@ async def test_heads_name_each_queue_and_priority_that_has_rows(jobs: JobTable) 
     await jobs.plant(2, route="'mail'")
     await jobs.plant(2, route="'not served'")
     await jobs.plant(2, priority="99", status="'scheduled'")
-    heads = await jobs.conn.fetch(jobs.worker_sql.heads, ["default", "mail", "empty"])
+    heads = await jobs.conn.fetch(jobs.worker_sql.heads, ["default", "mail", "empty"], ["succeed"])
     assert sorted((head["route"], head["priority"]) for head in heads) == [
         ("default", -3),
         ("default", 0),

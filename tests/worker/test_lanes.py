@@ -260,11 +260,19 @@ async def test_the_arbiter_refuses_a_second_run_of_an_identity(jobs: JobTable) -
     assert (await jobs.row(first))["status"] == "running"
 
 
-async def test_an_identity_that_came_free_goes_first(jobs: JobTable) -> None:
-    for identity in ("a", "m", "z"):
-        await jobs.plant(1, **serial(identity))
-    claimed, _ = await jobs.claim_lanes(new_uuid(), 1, SERIAL | {"first": ["i:succeed\x1fz"]})
-    assert claimed[0]["lane"] == "i:succeed\x1fz"
+async def test_urgent_identities_go_first_then_the_oldest(jobs: JobTable) -> None:
+    (old,) = await jobs.plant(1, **serial("z"), scheduled_at="now() - interval '1 hour'")
+    (young,) = await jobs.plant(1, **serial("a"))
+    (urgent,) = await jobs.plant(1, **serial("m"), priority="9")
+    order = [(await jobs.claim_lanes(new_uuid(), 1, SERIAL))[0][0]["id"] for _ in range(3)]
+    assert order == [urgent, old, young]
+
+
+async def test_a_claim_of_identities_takes_nothing_else(jobs: JobTable) -> None:
+    await jobs.plant(1, lane="'f:x'", actor="'stranger'")
+    await jobs.plant(1, lane="e'i:succeed\\x1fy'", identity_key="'y'", actor="'stranger'")
+    unit = SERIAL | {"first": ["f:x", "i:succeed\x1fy"]}
+    assert await jobs.claim_lanes(new_uuid(), 9, unit) == ([], [("short", None)])
 
 
 async def test_a_walk_over_many_identities_says_where_it_stopped(jobs: JobTable) -> None:
@@ -365,6 +373,18 @@ async def test_rows_that_a_change_left_in_the_plain_lane_move_to_their_own(jobs:
     assert {tuple(row) for row in lanes} == {("succeed", "a:succeed"), ("other", "")}
 
 
+async def test_limited_jobs_leave_the_lanes_of_fairness_keys(jobs: JobTable) -> None:
+    for key in range(250):
+        await jobs.plant(2, fairness_key=f"'{key:03}'", lane=f"'f:{key:03}'", actor="'other'")
+    await jobs.plant(5, fairness_key="'249'", lane="'f:249'", priority="1")
+    first = await jobs.conn.fetchrow(jobs.worker_sql.relane_fair, "default", ["succeed"], None)
+    assert tuple(first) == (0, "f:199")
+    second = await jobs.conn.fetchrow(jobs.worker_sql.relane_fair, "default", ["succeed"], "f:199")
+    assert tuple(second) == (5, None)
+    lanes = await jobs.conn.fetch(f"select distinct lane from \"{jobs.schema}\".jobs where actor = 'succeed'")
+    assert [row["lane"] for row in lanes] == ["a:succeed"]
+
+
 async def test_strangers_get_a_lane_of_their_own_once_they_stand_in_the_way(jobs: JobTable) -> None:
     await jobs.plant(999, actor="'stranger'")
     assert await jobs.conn.fetchval(jobs.worker_sql.relane, "default", [], ["succeed"]) == 0
@@ -382,7 +402,7 @@ async def test_heads_name_every_other_lane_once_with_its_most_urgent_priority(jo
     for identity in ("x", "y"):
         await jobs.plant(2, **serial(identity))
         await jobs.plant(1, actor="'succeed:2'", serial="true", lane=f"e'i:succeed:2\\x1f{identity}'")
-    heads = await jobs.conn.fetch(jobs.worker_sql.heads, ["default"])
+    heads = await jobs.conn.fetch(jobs.worker_sql.heads, ["default"], ["succeed", "succeed:2"])
     assert [(head["lane"], head["priority"], head["actor"]) for head in heads] == [
         ("a:succeed", 4, "succeed"),
         ("f:k1", 0, "succeed"),

@@ -213,3 +213,47 @@ async def test_a_queue_that_is_told_to_take_turns_does(fleet: Fleet, tq: TaskQ, 
     fleet.worker(actors=ACTORS, concurrency=4, env=QUICK)
     await eventually(lambda: sum(run.key == "small" for run in fleet.executions("end")) == 5, 60)
     assert sum(run.key == "whale" for run in fleet.executions()) < 150
+
+
+async def test_jobs_with_a_key_are_found_when_their_actor_is_limited(jobs: JobTable, pool: Any, schema: str) -> None:
+    await jobs.conn.execute(f"insert into \"{schema}\".queues (name, mode) values ('default', 'round_robin')")
+    await jobs.plant(4, actor="'plain'", fairness_key="'x'", lane="'f:x'")
+    await jobs.plant(4, fairness_key="'x'", lane="'f:x'")
+    await jobs.store_actor("plain", max_concurrent=2)
+    async with Harness(pool, schema, ["default"], size=30) as harness:
+        taker = asyncio.ensure_future(harness.take(0.0))
+        await eventually(lambda: len(harness.taken) == 6, 60)
+        assert len(_runs(harness, "plain")) == 2
+    await taker
+
+
+async def test_no_lane_starves_another_for_as_long_as_its_backlog_lasts(jobs: JobTable, pool: Any, schema: str) -> None:
+    """An old identity of one actor, and an urgent one, behind many of another."""
+    serial = {"serial": "true", "identity_key": "gen_random_uuid()::text"}
+    (urgent,) = await jobs.plant(1, **serial | {"actor": "'plain'", "lane": "e'i:plain\\x1fz'"}, priority="9")
+    (low,) = await jobs.plant(1, **serial | {"actor": "'plain'", "lane": "e'i:plain\\x1fa'"}, priority="-9")
+    await jobs.conn.execute(
+        f"""insert into "{schema}".jobs (id, queue, route, actor, payload, identity_key, serial, lane)
+            select gen_random_uuid(), 'default', 'default', 'succeed', '{{}}', n::text, true,
+                e'i:succeed\\x1f' || lpad(n::text, 5, '0')
+            from generate_series(1, 3000) n"""
+    )
+    await jobs.plant(3000)
+    async with Harness(pool, schema, ["default"], size=2) as harness:
+        taker = asyncio.ensure_future(harness.take(0.001))
+        await eventually(lambda: {urgent, low} <= {one.job_id for one in harness.taken}, 60)
+        assert len(harness.taken) < 3000
+    await taker
+
+
+async def test_many_strangers_hide_nothing(jobs: JobTable, pool: Any, schema: str) -> None:
+    await jobs.conn.execute(
+        f"""insert into "{schema}".jobs (id, queue, route, actor, payload, lane)
+            select gen_random_uuid(), 'default', 'default', 'stranger ' || n, '{{}}', 'a:stranger ' || n
+            from generate_series(1, 1500) n"""
+    )
+    (mine,) = await jobs.plant(1, serial="true", identity_key="'x'", lane="e'i:succeed\\x1fx'")
+    async with Harness(pool, schema, ["default"]) as harness:
+        taker = asyncio.ensure_future(harness.take(0.0))
+        await eventually(lambda: [one.job_id for one in harness.taken] == [mine], 30)
+    await taker

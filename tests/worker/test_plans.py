@@ -45,7 +45,7 @@ SECONDS = [0.1] * 256
 TEXTS = ["x"] * 256
 FUTURE = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
 CASES: dict[str, tuple[str, tuple[Any, ...], str]] = {
-    "heads": ("worker", (["default", "mail"],), "jobs_claim"),
+    "heads": ("worker", (["default", "mail"], ["succeed"]), "jobs_claim"),
     "claim": (
         "worker",
         (100, new_uuid(), ["default"] * 2, [5, 0], [BEGINNING[0]] * 2, [BEGINNING[1]] * 2, ["succeed"], 60.0),

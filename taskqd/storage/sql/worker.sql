@@ -54,8 +54,8 @@ select c.queue from {schema}.actor_config c where c.actor = $1::text and not exi
 
 -- name: heads
 -- Where pending rows begin: each (route, priority) of the plain lane, and each other lane, one for all fairness keys and one
--- for all identities of an actor, with the actor of its first row. A loose scan of jobs_claim: one probe each. At most
--- 1,000 of either.
+-- for all identities of an actor ($2 are those it knows), with the actor of its first row. A loose scan of jobs_claim: one
+-- probe each, at most 5,000 of either and a route.
 with recursive plain(route, priority, actor) as (
     select q.route, x.priority, x.actor
     from unnest($1::text[]) q(route) cross join lateral (
@@ -70,25 +70,27 @@ with recursive plain(route, priority, actor) as (
         where j.status = 'pending' and j.route = p.route and j.lane = '' and j.priority < p.priority
         order by j.priority desc, j.scheduled_at, j.id limit 1
     ) x
-), other(route, lane, priority, actor) as (
-    select q.route, x.lane, x.priority, x.actor
+), other(route, lane, priority, actor, step) as (
+    select q.route, x.lane, x.priority, x.actor, 1
     from unnest($1::text[]) q(route) cross join lateral (
         select j.lane, j.priority, j.actor from {schema}.jobs j
         where j.status = 'pending' and j.route = q.route and j.lane > ''
         order by j.lane, j.priority desc, j.scheduled_at, j.id limit 1
     ) x
     union all
-    select o.route, x.lane, x.priority, x.actor
+    select o.route, x.lane, x.priority, x.actor, o.step + 1
     from other o cross join lateral (
         select j.lane, j.priority, j.actor from {schema}.jobs j
         where j.status = 'pending' and j.route = o.route
           and j.lane > (case left(o.lane, 2) when 'f:' then 'g' when 'i:' then 'i:' || o.actor || ' ' else o.lane end)
         order by j.lane, j.priority desc, j.scheduled_at, j.id limit 1
     ) x
+    where o.step < 5000
 )
-(select route, '' as lane, priority, actor from plain limit 1000)
+(select route, '' as lane, priority, actor from plain limit 5000)
 union all
-(select route, lane, priority, actor from other limit 1000)
+(select route, lane, priority, actor from other
+ where left(lane, 2) = 'f:' or actor = any($2::text[]) limit 1000)
 
 -- name: queue_rules
 -- What the operator has set of these queues. Primary key.
@@ -123,6 +125,42 @@ with head as materialized (
     returning 1
 )
 select count(*)::int from moved
+
+-- name: relane_fair
+-- Moves jobs of limited actors ($2) out of the lanes of fairness keys to their own: looks at the first ten rows of 200 such
+-- lanes of the route, those after $3, and answers how many it moved and where it stopped, null at the end. Serves from
+-- jobs_claim; skips what others hold.
+with recursive walk(lane, step) as (
+    (select j.lane, 1 from {schema}.jobs j
+     where j.status = 'pending' and j.route = $1::text and j.lane < 'g' and j.lane > greatest('f:', $3::text collate "C")
+     order by j.lane limit 1)
+    union all
+    (select x.lane, w.step + 1
+     from walk w cross join lateral (
+        select j.lane from {schema}.jobs j
+        where j.status = 'pending' and j.route = $1::text and j.lane < 'g' and j.lane > w.lane
+        order by j.lane limit 1
+     ) x
+     where w.step < 200)
+), moving as materialized (
+    select x.ctid from walk w cross join lateral (
+        select j.ctid, j.actor from {schema}.jobs j
+        where j.status = 'pending' and j.route = $1::text and j.lane = w.lane
+        order by j.priority desc, j.scheduled_at, j.id
+        limit 10
+    ) x
+    where x.actor = any($2::text[])
+), locked as materialized (
+    select j.ctid from moving m join {schema}.jobs j on j.ctid = m.ctid
+    where (j.status = 'pending') is true and (left(j.lane, 2) = 'f:') is true
+    for no key update of j skip locked
+), moved as (
+    update {schema}.jobs j set lane = {schema}.lane_of(j.actor, j.identity_key, j.fairness_key, true, false)
+    from locked l where j.ctid = l.ctid
+    returning 1
+)
+select (select count(*)::int from moved) as moved,
+    (select case when count(*) = 200 then max(w.lane) end from walk w) as stopped
 
 -- name: set_reservation
 -- Stores how many jobs a reservation lets through at once.
@@ -513,5 +551,5 @@ with due as materialized (
 ), promoted as (
     update {schema}.jobs j set status = 'pending' from due d where j.ctid = d.ctid returning 1
 )
-select {schema}.reap(5) as reaped, (select count(*)::int from promoted) as promoted,
+select {schema}.reap(5) as reaped, (select count(*)::int from promoted) as promoted, {schema}.expire_deadlines(5) as expired,
     (select {schema}.repair_batches(5) where exists (select from {schema}.batch_recounts)) as recounted

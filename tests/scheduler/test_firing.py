@@ -512,7 +512,12 @@ async def test_two_at_once_share_the_work_and_repeat_none(
     await asyncio.gather(until_none_is_due(firing), until_none_is_due(other))
     assert firing.total.fired > 0
     assert other.total.fired > 0
-    assert firing.total.fired + other.total.fired == 300
+
+    async def all_are_fired() -> bool:  # a claim that lapsed on a busy machine is free again when it has expired
+        await until_none_is_due(firing)
+        return firing.total.fired + other.total.fired == 300
+
+    await eventually(all_are_fired, 120)
     assert await schedules.outcomes() == {"fired": 300}
     assert len(await schedules.jobs()) == 300
 

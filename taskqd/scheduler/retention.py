@@ -71,12 +71,16 @@ class Retention:
         until = time.monotonic() + slice_seconds
         settings = self._settings
         done = await self._archive(stopping, until)
-        done &= await self._drain("archive_expiry", "expire_archive", (), stopping, until)
-        if settings.event_retention_period:
-            done &= await self._drain("events", "prune_events", (settings.event_retention_period,), stopping, until)
-        done &= await self._drain("decisions", "prune_decisions", (KEEP_DECISIONS,), stopping, until)
         kept = max(settings.prune_retention_failed, settings.prune_retention_abandoned)
-        done &= await self._drain("batches", "prune_batches", (kept,), stopping, until)
+        ended, expired = await self._drain("expire_archive", (), stopping, until)
+        self.expired += expired
+        done &= ended
+        duties = [("prune_decisions", KEEP_DECISIONS), ("prune_batches", kept)]
+        if settings.event_retention_period:
+            duties.append(("prune_events", settings.event_retention_period))
+        for statement, age in duties:
+            ended, _ = await self._drain(statement, (age,), stopping, until)
+            done &= ended
         return done
 
     async def _archive(self, stopping: Callable[[], bool], until: float) -> bool:
@@ -106,22 +110,23 @@ class Retention:
                 break
             at, job = answer["at"], answer["id"]
         left = json.dumps({"at": at.isoformat(), "id": str(job)}) if broken and (at, job) != _BEGINNING else None
-        await self._pool.execute(self._sql.end_duty, "archive", left, None, timeout=BATCH_TIMEOUT)
+        await self._pool.execute(self._sql.end_duty, "archive", left, timeout=BATCH_TIMEOUT)
         return not broken
 
     async def _drain(
-        self, duty: str, statement: str, arguments: tuple[Any, ...], stopping: Callable[[], bool], until: float
-    ) -> bool:
+        self, statement: str, arguments: tuple[Any, ...], stopping: Callable[[], bool], until: float
+    ) -> tuple[bool, int]:
+        """Run batches until one finds less than it may take; return whether one did, and the rows deleted."""
+        total = 0
         while not (stopping() or time.monotonic() >= until):
             found = await self._within(self._pool.fetchval, statement, *arguments)
             if found is None:
                 continue
             size, deleted = found
-            if duty == "archive_expiry":
-                self.expired += deleted
+            total += deleted
             if deleted < size:
-                return True
-        return False
+                return True, total
+        return False, total
 
     async def _within(self, fetch: Callable[..., Any], statement: str, *arguments: Any) -> tuple[int, Any] | None:
         """Run one batch; None when it was too slow, and undone."""

@@ -70,12 +70,10 @@ class Lanes:
         self.freed = 0
         """Attempts that ended since the last claim and gave back a limit or an identity."""
 
-    def reset(
-        self, heads: Iterable[tuple[str, str, int, str]], rules: Rules, known: Iterable[str], top: int = -32768
-    ) -> None:
+    def reset(self, heads: Iterable[tuple[str, str, int, str]], rules: Rules, known: Iterable[str], top: int) -> None:
         """Take the lanes that have pending rows now: (route, lane, priority, actor of the first row).
 
-        ``top`` is the highest priority in the plain lanes.
+        ``top`` is the highest priority of any lane, the plain ones too.
         """
         known = set(known)
         units: dict[tuple[str, str, str], Unit] = {}
@@ -100,10 +98,9 @@ class Lanes:
             if other is None or other.priority < unit.priority:
                 units[unit.key] = unit
         # One look tells the priority of one identity of many: they take turns with whatever is most urgent.
-        most = max((unit.priority for unit in units.values()), default=0)
         for unit in units.values():
             if unit.kind == "serial":
-                unit.priority = max(most, top)
+                unit.priority = top
         self._units = units
 
     def open(self) -> list[Unit]:

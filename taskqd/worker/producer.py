@@ -306,8 +306,9 @@ class Producer:
             attempt.lane = lane
             attempt.gated = bool(units[number].gates)
             taken[number].append(attempt)
-            self._leases.add(attempt)
         for unit, attempts in zip(units, taken, strict=True):
+            for attempt in attempts:
+                self._leases.add(attempt)  # only once all is understood: what is not begun must not be renewed
             if unit.kind == "fair":
                 attempts = _in_turns(attempts)
             self._slots.put(attempts, first=unit.kind != "fair" or bool(unit.gates))

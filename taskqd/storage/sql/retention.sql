@@ -111,7 +111,6 @@ returning cursor::text
 -- name: end_duty
 -- A round has ended, or was broken off at a cursor ($2). Primary key.
 update {schema}.maintenance set
-    cursor = $2::jsonb, last_error = $3::text,
-    last_finished_at = case when $2::jsonb is null and $3::text is null then clock_timestamp() else last_finished_at end,
-    last_error_at = case when $3::text is not null then clock_timestamp() else last_error_at end
+    cursor = $2::jsonb,
+    last_finished_at = case when $2::jsonb is null then clock_timestamp() else last_finished_at end
 where duty = $1::text

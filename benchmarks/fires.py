@@ -21,7 +21,7 @@ import asyncpg
 from benchmarks.noop import Payload, noop
 from taskqd import EnqueueItem, TaskQ, new_uuid
 from taskqd.domain.schedule import Schedule
-from taskqd.scheduler.firing import Firing
+from taskqd.maintenance.firing import Firing
 from taskqd.storage.connect import create_pool
 from taskqd.storage.migrate import migrate_up
 from taskqd.storage.schedules import create_schedule

@@ -19,8 +19,8 @@ from taskqd.domain.exit_codes import ExitCode
 from taskqd.domain.names import nearest
 from taskqd.domain.recurrence import recurrence
 from taskqd.domain.schedule import Schedule
+from taskqd.maintenance.slots import next_slots, slots_between
 from taskqd.scheduler.manifest import SchedulePlan, Source, plan_schedules, read_manifest
-from taskqd.scheduler.slots import next_slots, slots_between
 from taskqd.settings import load_settings
 from taskqd.settings.durations import parse_duration
 from taskqd.storage.boot import admit

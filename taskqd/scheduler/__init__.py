@@ -1,1 +1,1 @@
-"""The scheduler process: maintenance of one schema. It imports no actor code."""
+"""The scheduler process: maintenance of one schema, and nothing else. It imports no actor code."""

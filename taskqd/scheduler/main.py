@@ -24,11 +24,11 @@ from taskqd.domain.ids import new_uuid
 from taskqd.health.control import ControlLink, Drain
 from taskqd.health.lines import GROUP_ENDS
 from taskqd.health.server import HealthServer, Report
+from taskqd.maintenance.firing import FireCounts, Firing, FiringLoop
+from taskqd.maintenance.housekeeping import Housekeeping, HousekeepingLoops
+from taskqd.maintenance.retention import Retention, RetentionLoop
 from taskqd.observe import logs
 from taskqd.observe.place import tell_place
-from taskqd.scheduler.firing import FireCounts, Firing, FiringLoop
-from taskqd.scheduler.maintenance import Maintenance, MaintenanceLoops
-from taskqd.scheduler.retention import Retention, RetentionLoop
 from taskqd.settings import Settings
 from taskqd.storage.boot import boot_pool
 from taskqd.storage.connect import create_pool
@@ -101,7 +101,7 @@ class Scheduler:
                 os.getpid(),
                 self._settings.worker_group,
             )
-            loops = MaintenanceLoops(
+            loops = HousekeepingLoops(
                 self._core, tick_cadence=self._settings.sweep_interval, on_failure=self._loop_failed
             )
             tick = loops.loops[0]
@@ -197,7 +197,7 @@ class Scheduler:
             on_failure=self._loop_failed,
             turn=Turn.from_environ(),
         )
-        self._core = Maintenance(self._pool, self._schema, statement_timeout=STATEMENT_TIMEOUT)
+        self._core = Housekeeping(self._pool, self._schema, statement_timeout=STATEMENT_TIMEOUT)
         self._retention = Retention(self._pool, self._schema, settings)
         self._firing = Firing(self._pool, self._schema, self.id, statement_timeout=STATEMENT_TIMEOUT)
 

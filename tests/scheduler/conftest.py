@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from taskqd.domain.ids import new_uuid
-from taskqd.scheduler.firing import Firing
+from taskqd.maintenance.firing import Firing
 from tests.queue_fixtures import fleet, jobs, pool, tq
 from tests.scheduler.schedules import ScheduleTable
 

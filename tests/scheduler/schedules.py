@@ -11,7 +11,7 @@ from uuid import UUID
 import asyncpg
 
 from taskqd.domain.schedule import Schedule
-from taskqd.scheduler.firing import FireCounts, Firing
+from taskqd.maintenance.firing import FireCounts, Firing
 from taskqd.storage.schedules import StoredSchedule, create_schedule, read_schedules
 
 

@@ -10,9 +10,9 @@ import asyncpg
 import pytest
 
 from taskqd.domain.ids import new_uuid
-from taskqd.scheduler import firing as firing_module
-from taskqd.scheduler.deciding import Claimed, decide, smear_of
-from taskqd.scheduler.firing import FireCounts, Firing
+from taskqd.maintenance import firing as firing_module
+from taskqd.maintenance.deciding import Claimed, decide, smear_of
+from taskqd.maintenance.firing import FireCounts, Firing
 from taskqd.storage.statements import load
 from tests.jobs import JobTable
 from tests.scheduler.schedules import ScheduleTable, fire, never

@@ -16,7 +16,7 @@ import asyncpg
 import pytest
 
 from taskqd.domain.ids import new_uuid
-from taskqd.scheduler.firing import Firing
+from taskqd.maintenance.firing import Firing
 from tests.fleet import Fleet, events, wait_for_event
 from tests.matrix.oracle import needs
 from tests.matrix.test_f25_clock import LIBRARY

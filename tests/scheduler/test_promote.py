@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 
 from taskqd.domain.ids import new_uuid
-from taskqd.scheduler.maintenance import PROMOTION_BATCH, Maintenance
+from taskqd.maintenance.housekeeping import PROMOTION_BATCH, Housekeeping
 from tests.jobs import JobTable
 from tests.support import eventually
 
@@ -45,7 +45,7 @@ async def test_the_longest_due_come_first(jobs: JobTable) -> None:
 
 async def test_a_locked_row_is_passed_and_found_again(jobs: JobTable, pool: Any, dsn: str) -> None:
     ids = await jobs.plant(3, status="'scheduled'", scheduled_at=DUE)
-    core = Maintenance(pool, jobs.schema, statement_timeout=5)
+    core = Housekeeping(pool, jobs.schema, statement_timeout=5)
     other = await asyncpg.connect(dsn)
     try:
         async with other.transaction():
@@ -60,14 +60,14 @@ async def test_a_backlog_of_many_batches_is_promoted_in_one_round(jobs: JobTable
     await jobs.plant(
         2 * PROMOTION_BATCH + 500, status="'scheduled'", scheduled_at="now() - random() * interval '1 day'"
     )
-    core = Maintenance(pool, jobs.schema, statement_timeout=5)
+    core = Housekeeping(pool, jobs.schema, statement_timeout=5)
     assert await core.promote(never, slice_seconds=60) == (2 * PROMOTION_BATCH + 500, True)
     assert core.promoted == 2 * PROMOTION_BATCH + 500
 
 
 async def test_a_round_ends_with_its_slice_or_with_the_process(jobs: JobTable, pool: Any) -> None:
     await jobs.plant(3 * PROMOTION_BATCH, status="'scheduled'", scheduled_at="now() - random() * interval '1 day'")
-    core = Maintenance(pool, jobs.schema, statement_timeout=5)
+    core = Housekeeping(pool, jobs.schema, statement_timeout=5)
     assert await core.promote(never, slice_seconds=0.0) == (PROMOTION_BATCH, False)
     assert await core.promote(lambda: True, slice_seconds=60) == (PROMOTION_BATCH, False)
     assert await core.promote(never, slice_seconds=60) == (PROMOTION_BATCH, True)
@@ -75,7 +75,7 @@ async def test_a_round_ends_with_its_slice_or_with_the_process(jobs: JobTable, p
 
 async def test_a_row_that_becomes_due_below_the_floor_is_found(jobs: JobTable, pool: Any) -> None:
     await jobs.plant(PROMOTION_BATCH + 10, status="'scheduled'", scheduled_at="now() - interval '1 hour'")
-    core = Maintenance(pool, jobs.schema, statement_timeout=5)
+    core = Housekeeping(pool, jobs.schema, statement_timeout=5)
     assert await core.promote(never, slice_seconds=0.0) == (PROMOTION_BATCH, False)  # the floor is an hour ago now
     (old,) = await jobs.plant(status="'scheduled'", scheduled_at="now() - interval '1 day'")
     await core.promote(never)
@@ -86,7 +86,7 @@ async def test_a_row_that_becomes_due_below_the_floor_is_found(jobs: JobTable, p
 async def test_claims_do_not_starve_while_a_flood_is_promoted(jobs: JobTable, pool: Any, dsn: str) -> None:
     await jobs.plant(40 * PROMOTION_BATCH, status="'scheduled'", scheduled_at="now() - random() * interval '1 day'")
     await jobs.plant(400, priority="0")
-    core = Maintenance(pool, jobs.schema, statement_timeout=10)
+    core = Housekeeping(pool, jobs.schema, statement_timeout=10)
     promotion = asyncio.ensure_future(core.promote(never, slice_seconds=60))
     conn = await asyncpg.connect(dsn)
     try:
@@ -104,7 +104,7 @@ async def test_claims_do_not_starve_while_a_flood_is_promoted(jobs: JobTable, po
 
 
 async def test_promotion_wakes_the_workers(jobs: JobTable, pool: Any, dsn: str) -> None:
-    core = Maintenance(pool, jobs.schema, statement_timeout=5)
+    core = Housekeeping(pool, jobs.schema, statement_timeout=5)
     async with jobs.listening(dsn) as heard:
         await core.promote(never)
         await jobs.conn.execute(jobs.scheduler_sql.wake)

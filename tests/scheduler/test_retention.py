@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from taskqd.domain.ids import new_uuid
-from taskqd.scheduler.retention import MIN_BATCH, BatchSize, Retention
+from taskqd.maintenance.retention import MIN_BATCH, BatchSize, Retention
 from taskqd.settings import load_settings
 from tests.jobs import JobTable
 
@@ -190,7 +190,7 @@ async def test_a_batch_that_is_too_slow_is_undone_and_halved(
     jobs: JobTable, pool: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Something slows each deleted row down."""
-    monkeypatch.setattr("taskqd.scheduler.retention.BATCH_TIMEOUT", 0.4)
+    monkeypatch.setattr("taskqd.maintenance.retention.BATCH_TIMEOUT", 0.4)
     await jobs.conn.execute(
         f"""create function "{jobs.schema}".slow() returns trigger language plpgsql as
             $$ begin perform pg_sleep(0.003); return old; end $$"""

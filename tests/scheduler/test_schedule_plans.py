@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from taskqd.domain.ids import new_uuid
-from taskqd.scheduler.firing import Firing
+from taskqd.maintenance.firing import Firing
 from taskqd.storage.migrate import migrate_up
 from tests.postgres import Server
 from tests.scheduler.schedules import ScheduleTable, fire

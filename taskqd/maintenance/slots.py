@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from taskqd.domain.errors import ConfigError
 from taskqd.domain.recurrence import Recurrence, recurrence
 from taskqd.domain.schedule import Schedule
-from taskqd.scheduler.deciding import smear_of
+from taskqd.maintenance.deciding import smear_of
 from taskqd.storage.schedules import StoredSchedule
 
 MAX_SLOTS = 10_000

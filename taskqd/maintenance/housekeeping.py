@@ -1,4 +1,4 @@
-"""MaintenanceCore: the duties that keep a schema healthy, each with its own cadence, bound and failure isolation."""
+"""The quick duties that keep a schema healthy: the tick, and the promotion of due jobs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MAX_BACKOFF = 30.0
 _BEGINNING = datetime(1, 1, 1, tzinfo=UTC)
 
 
-class Maintenance:
-    """Runs the duties of one schema through ``pool``, one round at a time.
+class Housekeeping:
+    """Runs them on one schema through ``pool``, one round at a time.
 
     Correctness never depends on being alone: the tick takes an advisory transaction lock that a second caller does not
     wait for, promotion skips locked rows. ``statement_timeout`` bounds each statement, in seconds.
@@ -74,10 +74,10 @@ class Maintenance:
         return total, done
 
 
-class MaintenanceLoops:
-    """The duties as background loops."""
+class HousekeepingLoops:
+    """The two as background loops, each with its own cadence and failures."""
 
-    def __init__(self, core: Maintenance, *, tick_cadence: float, on_failure: FailureHook) -> None:
+    def __init__(self, core: Housekeeping, *, tick_cadence: float, on_failure: FailureHook) -> None:
         self._core = core
         self._tick = BackgroundLoop(
             "tick", self._run_tick, cadence=tick_cadence, on_failure=on_failure, backoff_cap=MAX_BACKOFF

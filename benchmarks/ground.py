@@ -96,6 +96,21 @@ class Ground:
                         process.kill()
                         process.wait()
 
+    @contextmanager
+    def scheduler(self) -> Iterator[None]:
+        """Run a scheduler until the end of the block."""
+        with tempfile.TemporaryDirectory(prefix="tq", dir="/tmp") as directory:
+            process = self._start(["scheduler", "run"], Path(directory) / "scheduler.sock", {})
+            try:
+                yield
+                if process.poll() is not None:
+                    raise SystemExit(f"the scheduler ended:\n{(Path(directory) / 'log').read_text()[-3000:]}")
+                process.terminate()
+                process.wait(60)
+            finally:
+                process.kill()
+                process.wait()
+
     def _start(self, command: list[str], path: Path, environment: dict[str, object]) -> subprocess.Popen[bytes]:
         settings: dict[str, object] = {
             "TASKQ_PG_DSN": self.server.dsn(),
@@ -114,7 +129,7 @@ class Ground:
                 "BENCH_TROUBLE": "",
             }
         settings |= environment
-        with (self.directory / "log").open("ab") as log:
+        with (path.parent / "log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "taskqd", *command],
                 env=os.environ | {key: str(value) for key, value in settings.items()},
@@ -169,14 +184,14 @@ class Ground:
         return Drained(count, (count - 1) / seconds, seen["cpu"] / jobs)
 
 
-async def fill(conn: asyncpg.Connection, jobs: int, *, first: int = 0, **columns: str) -> None:
+async def fill(conn: asyncpg.Connection, jobs: int, *, first: int = 0, schema: str = SCHEMA, **columns: str) -> None:
     """Insert ``jobs`` rows as enqueue writes them. Their columns are SQL expressions, over ``n`` from ``first`` on."""
-    row = {name: value.replace("{schema}", SCHEMA) for name, value in (_ROW | columns).items()}
+    row = {name: value.replace("{schema}", schema) for name, value in (_ROW | columns).items()}
     row.setdefault("route", row["queue"])
     for start in range(first, first + jobs, _PER_STATEMENT):
         end = min(start + _PER_STATEMENT, first + jobs) - 1
         await conn.execute(
-            f"insert into {SCHEMA}.jobs ({', '.join(row)}) "
+            f"insert into {schema}.jobs ({', '.join(row)}) "
             f"select {', '.join(row.values())} from generate_series({start}, {end}) n"
         )
 

@@ -11,7 +11,9 @@ from typing import Any
 from taskqd.domain.background import BackgroundLoop, FailureHook
 from taskqd.storage.statements import load
 
-PROMOTION_CADENCE = 1.0
+PROMOTION_CADENCE = 0.5
+"""Seconds between two rounds of promotion, at most: a job may have come that is due before any that was known."""
+SHORTEST_WAIT = 0.05
 PROMOTION_BATCH = 1000
 PROMOTION_SLICE = 0.9
 """Seconds that one round of promotion may take before it lets others at the database."""
@@ -73,6 +75,11 @@ class Housekeeping:
         self.promoted += total
         return total, done
 
+    async def next_due(self) -> float | None:
+        """Return the seconds until the next scheduled job is due, None without one."""
+        seconds: float | None = await self._pool.fetchval(self._sql.next_scheduled, timeout=self._timeout)
+        return seconds
+
 
 class HousekeepingLoops:
     """The two as background loops, each with its own cadence and failures."""
@@ -103,4 +110,7 @@ class HousekeepingLoops:
 
     async def _run_promotion(self) -> float | None:
         _, done = await self._core.promote(lambda: self._promotion.stopping)
-        return None if done else 0.0
+        if not done:
+            return 0.0
+        wait = await self._core.next_due()
+        return None if wait is None or wait > PROMOTION_CADENCE else max(SHORTEST_WAIT, wait)

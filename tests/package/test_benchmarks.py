@@ -1,10 +1,11 @@
-"""Benchmarks of the engine still run, and check what they measure: three of them, with few jobs."""
+"""Benchmarks of the engine and of maintenance still run, and check what they measure, with few jobs."""
 
 from __future__ import annotations
 
+import asyncpg
 import pytest
 
-from benchmarks import backlog, bare
+from benchmarks import backlog, bare, promotion, ticks
 from benchmarks.ground import Ground
 from benchmarks.table import Table
 from tests.postgres import Server
@@ -22,6 +23,28 @@ async def test_a_drain_is_measured(server: Server, deployed: bool) -> None:
 async def test_the_bytes_of_the_statements_alone_are_measured(server: Server) -> None:
     ground = Ground(server, rounds=1, quick=True, deployed=False, concurrency=8)
     assert 500 < await bare.wal_of_statements(ground) < 5_000
+
+
+async def test_the_promotion_of_a_backlog_is_measured(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(promotion, "BACKLOG", 30_000)
+    monkeypatch.setattr(promotion, "DRAINED", 10_000)
+    ground = Ground(server, rounds=1, quick=True, deployed=False, concurrency=8)
+    promoted, ended = await promotion.beside(ground)
+    assert promoted > 0
+    assert ended > 0
+
+
+async def test_rounds_of_housekeeping_are_measured(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ticks, "REPEATED", 2)
+    states = {state: (min(rows, 10_000), columns) for state, (rows, columns) in ticks.STATES.items()}
+    monkeypatch.setattr(ticks, "STATES", states)
+    ground = Ground(server, rounds=1, quick=True, deployed=False, concurrency=8)
+    table = await ticks.measure(ground, 1_000)
+    assert len(table.rows) == 3 * 4
+    conn = await asyncpg.connect(server.dsn())
+    for state in ticks.STATES:
+        await conn.execute(f"drop schema bench_{state} cascade")
+    await conn.close()
 
 
 def test_a_limit_may_be_the_most_or_the_least() -> None:

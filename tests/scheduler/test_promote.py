@@ -7,9 +7,10 @@ import time
 from typing import Any
 
 import asyncpg
+import pytest
 
 from taskqd.domain.ids import new_uuid
-from taskqd.maintenance.housekeeping import PROMOTION_BATCH, Housekeeping
+from taskqd.maintenance.housekeeping import PROMOTION_BATCH, Housekeeping, HousekeepingLoops
 from tests.jobs import JobTable
 from tests.support import eventually
 
@@ -81,6 +82,25 @@ async def test_a_row_that_becomes_due_below_the_floor_is_found(jobs: JobTable, p
     await core.promote(never)
     await core.promote(never)
     assert (await jobs.row(old))["status"] == "pending"
+
+
+async def test_a_round_comes_when_the_next_job_is_due(
+    jobs: JobTable, pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskqd.maintenance.housekeeping.PROMOTION_CADENCE", 600.0)
+    (job,) = await jobs.plant(status="'scheduled'", scheduled_at="clock_timestamp() + interval '1 second'")
+    await jobs.plant(status="'scheduled'", scheduled_at="clock_timestamp() + interval '1 day'")
+    core = Housekeeping(pool, jobs.schema, statement_timeout=10)
+    loops = HousekeepingLoops(core, tick_cadence=600, on_failure=lambda *_: None)
+    loops.start()
+    try:
+        await eventually(lambda: core.promoted, 60)
+        row = await jobs.row(job)
+        assert row["status"] == "pending"
+        assert row["now"] >= row["scheduled_at"]
+    finally:
+        for loop in loops.loops:
+            await loop.stop()
 
 
 async def test_claims_do_not_starve_while_a_flood_is_promoted(jobs: JobTable, pool: Any, dsn: str) -> None:

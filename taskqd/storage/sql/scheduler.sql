@@ -39,6 +39,12 @@ with due as materialized (
 )
 select count(*)::int as promoted, max(scheduled_at) as reached from promoted
 
+-- name: next_scheduled
+-- Seconds until the next scheduled job is due that is not yet. Serves from jobs_due.
+select extract(epoch from scheduled_at - clock_timestamp())::float8 from {schema}.jobs
+where status = 'scheduled' and scheduled_at > statement_timestamp()
+order by scheduled_at limit 1
+
 -- name: wake
 -- Tells sleeping workers that promoted jobs wait.
 select {schema}.wake()

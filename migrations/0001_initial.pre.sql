@@ -311,18 +311,23 @@ create table {schema}.schedule_occurrences (
 );
 create index schedule_occurrences_decision on {schema}.schedule_occurrences (decision_id);
 
--- One row a scheduler process; its age tells whether the fleet is maintained.
-create table {schema}.scheduler_heartbeat (
-    scheduler_id uuid primary key,
+-- One row a process that maintains the schema; its age tells whether that is done. `complete`: every duty, schedules
+-- among them, so that no worker need stand in. `fallback`: the one worker that does, while there is nobody else.
+create table {schema}.maintenance_hosts (
+    host_id      uuid primary key,
+    kind         text not null check (kind in ('scheduler', 'worker', 'fallback', 'runtime')),
+    place        smallint not null generated always as
+        (case kind when 'scheduler' then 0 when 'fallback' then 2 else 1 end) stored,
+    complete     boolean not null default true,
     hostname     text not null,
     pid          integer not null,
     worker_group text,
     started_at   timestamptz not null default clock_timestamp(),
     beat_at      timestamptz not null default clock_timestamp(),
     tick_at      timestamptz,
-    promoted_at  timestamptz,
-    stopping_at  timestamptz
+    promoted_at  timestamptz
 ) with (fillfactor = 50);
+create unique index maintenance_hosts_fallback on {schema}.maintenance_hosts (kind) where kind = 'fallback';
 
 -- The last run of each maintenance duty.
 create table {schema}.maintenance (

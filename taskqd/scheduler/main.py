@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -18,15 +17,14 @@ from uuid import UUID
 import asyncpg
 import uvloop
 
-from taskqd.domain.background import BackgroundLoop, finished_before
+from taskqd.domain.background import finished_before
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.domain.ids import new_uuid
 from taskqd.health.control import ControlLink, Drain
 from taskqd.health.lines import GROUP_ENDS
 from taskqd.health.server import HealthServer, Report
-from taskqd.maintenance.firing import FireCounts, Firing, FiringLoop
-from taskqd.maintenance.housekeeping import Housekeeping, HousekeepingLoops
-from taskqd.maintenance.retention import Retention, RetentionLoop
+from taskqd.maintenance.core import POOL_SIZE, STATEMENT_TIMEOUT, Host, MaintenanceCore, leader_metric
+from taskqd.maintenance.firing import FireCounts
 from taskqd.observe import logs
 from taskqd.observe.place import tell_place
 from taskqd.settings import Settings
@@ -36,17 +34,10 @@ from taskqd.storage.credentials import choose_source, login_of
 from taskqd.storage.groups import GroupRow
 from taskqd.storage.release import release_workers
 from taskqd.storage.rotation import Rotation, told
-from taskqd.storage.statements import load
 from taskqd.storage.turn import Turn
 
-POOL_SIZE = 2
-STATEMENT_TIMEOUT = 10.0
-"""Seconds that one maintenance statement may take."""
-STOP_TIMEOUT = STATEMENT_TIMEOUT + 5.0
 ONCE_BUDGET = 300.0
 """Seconds that ``--once`` may take."""
-STALE_TICK = 30.0
-"""Seconds without a tick after which the scheduler is not ready, or three cadences where that is longer."""
 
 _log = logs.get_logger("taskqd.scheduler")
 
@@ -70,7 +61,6 @@ class Scheduler:
         self._settings = settings
         self._schema = settings.schema_name
         self._group = os.environ.get("TASKQD_GROUP") or settings.worker_group
-        self._sql = load("scheduler", self._schema)
         self._stopping = asyncio.Event()
         self._phase = "booting"
         self._signals = 0
@@ -78,8 +68,7 @@ class Scheduler:
         self._pool: Any = None
         self._credentials: Rotation | None = None
         self._health: HealthServer | None = None
-        self._schedules: FiringLoop | None = None
-        self._beaten_at: float | None = None
+        self._core: MaintenanceCore | None = None
         self._group_row: GroupRow | None = None
         self._group_ends = False
 
@@ -93,25 +82,8 @@ class Scheduler:
         try:
             if not await finished_before(self._open(), self._stopping):
                 return ExitCode.DONE
-            await self._pool.execute(self._sql.forget_schedulers)
-            await self._pool.execute(
-                self._sql.register_scheduler,
-                self.id,
-                socket.gethostname(),
-                os.getpid(),
-                self._settings.worker_group,
-            )
-            loops = HousekeepingLoops(
-                self._core, tick_cadence=self._settings.sweep_interval, on_failure=self._loop_failed
-            )
-            tick = loops.loops[0]
-            self._schedules = schedules = FiringLoop(
-                self._firing,
-                may_begin=lambda: self._core.ticked_at is not None or tick.failures > 0,
-                on_failure=self._loop_failed,
-            )
-            retention = RetentionLoop(self._retention, on_failure=self._loop_failed)
-            beat = BackgroundLoop("scheduler-beat", self._beat, cadence=1.0, on_failure=self._loop_failed)
+            core = self._duties
+            await core.enlist()
             if self._settings.health_enabled:
                 self._health = HealthServer(
                     self._settings.health_socket_path,
@@ -123,15 +95,12 @@ class Scheduler:
                 await self._health.start()
                 if self._settings.metrics_port is not None:
                     await self._health.listen_on_port(self._settings.metrics_host, self._settings.metrics_port)
-            loops.start()
-            schedules.loop.start()
-            retention.loop.start()
+            core.start()
             assert self._credentials is not None  # noqa: S101 - opened with the pool
             self._credentials.start()
             if self._link is not None:
                 self._group_row = GroupRow(self._pool, self._schema, self._group, self._loop_failed)
                 self._group_row.loop.start()
-            beat.start()
             if not self._stopping.is_set():
                 self._phase = "running"
                 if self._link is not None:
@@ -140,10 +109,8 @@ class Scheduler:
             await self._stopping.wait()
             self._phase = "draining"
             _log.info("shutdown-phase", phase=self._phase)
-            await asyncio.gather(
-                *(loop.stop(STOP_TIMEOUT) for loop in (*loops.loops, schedules.loop, retention.loop, beat))
-            )
-            await self._unregister()
+            await core.stop()
+            await self._withdraw_group()
         finally:
             await self._close()
         return ExitCode.DONE
@@ -156,9 +123,10 @@ class Scheduler:
             if await finished_before(self._open(), self._stopping) and not self._stopping.is_set():
                 outcome = "nothing_due"
                 until = time.monotonic() + ONCE_BUDGET
-                counts = await self._core.tick()
-                fires, fired = await self._firing.fire_due(self._stopping.is_set, ONCE_BUDGET)
-                promoted, done = await self._core.promote(self._stopping.is_set, until - time.monotonic())
+                core = self._duties
+                counts = await core.housekeeping.tick()
+                fires, fired = await core.firing.fire_due(self._stopping.is_set, ONCE_BUDGET)
+                promoted, done = await core.housekeeping.promote(self._stopping.is_set, until - time.monotonic())
                 if not (fired and done):
                     outcome = "stopped" if self._stopping.is_set() else "budget_exhausted"
                 elif fires.claimed:
@@ -197,17 +165,20 @@ class Scheduler:
             on_failure=self._loop_failed,
             turn=Turn.from_environ(),
         )
-        self._core = Housekeeping(self._pool, self._schema, statement_timeout=STATEMENT_TIMEOUT)
-        self._retention = Retention(self._pool, self._schema, settings)
-        self._firing = Firing(self._pool, self._schema, self.id, statement_timeout=STATEMENT_TIMEOUT)
+        host = Host(self.id, "scheduler", settings.worker_group)
+        self._core = MaintenanceCore(self._pool, settings, host, on_failure=self._loop_failed)
 
-    async def _unregister(self) -> None:
+    @property
+    def _duties(self) -> MaintenanceCore:
+        assert self._core is not None  # noqa: S101 - made with the pool
+        return self._core
+
+    async def _withdraw_group(self) -> None:
+        if self._group_row is None or not self._group_ends:
+            return
         try:
-            async with asyncio.timeout(2.0):
-                await self._pool.execute(self._sql.stop_scheduler, self.id)
-                if self._group_row is not None and self._group_ends:
-                    await self._group_row.withdraw()
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            await self._group_row.withdraw()
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             _log.warning("stop-not-recorded", error=type(error).__name__)
 
     async def _close(self) -> None:
@@ -261,29 +232,11 @@ class Scheduler:
     def _loop_failed(self, name: str, error: BaseException, streak: int) -> None:
         _log.warning("loop-failed", loop=name, streak=streak, error=f"{type(error).__name__}: {error}")
 
-    async def _beat(self) -> float | None:
-        since = self._beaten_at if self._beaten_at is not None else 0.0
-        now = time.monotonic()
-        core = self._core
-        await self._pool.execute(
-            self._sql.beat_scheduler,
-            self.id,
-            core.ticked_at is not None and core.ticked_at >= since,
-            core.promoted_at is not None and core.promoted_at >= since,
-        )
-        self._beaten_at = now
-        return None
-
     # -- what others see ----------------------------------------------------------------------------
 
-    @property
-    def _tick_age(self) -> float | None:
-        ticked = self._core.ticked_at if self._pool is not None else None
-        return None if ticked is None else time.monotonic() - ticked
-
     def _beat_fields(self) -> dict[str, object]:
-        age = self._tick_age
-        beaten = self._beaten_at
+        core = self._core
+        age, beaten = (None, None) if core is None else (core.tick_age, core.beaten_at)
         return {
             "phase": self._phase,
             "inflight": 0,
@@ -291,6 +244,7 @@ class Scheduler:
             "db_ok_age_ms": 0 if beaten is None else round((time.monotonic() - beaten) * 1000),
             "tick_age_ms": None if age is None else round(age * 1000),
             "scheduler_id": str(self.id),
+            "maintains": core is not None and core.comes_first,
             **({} if self._credentials is None else self._credentials.beat()),
         }
 
@@ -298,30 +252,11 @@ class Scheduler:
         return Report(True, {"live": True, "phase": self._phase})
 
     def _ready(self) -> Report:
-        reasons = []
-        if self._phase != "running":
-            reasons.append(f"the scheduler is {self._phase}")
-        age = self._tick_age
-        limit = max(STALE_TICK, 3 * self._settings.sweep_interval)
-        if age is not None and age > limit:
-            reasons.append(f"the last tick is {age:.0f} s old")
-        if self._schedules is not None and (silent := time.monotonic() - self._schedules.loop.last_ok) > limit:
-            reasons.append(f"schedules were last looked at {silent:.0f} s ago")
+        reasons = [] if self._phase == "running" else [f"the scheduler is {self._phase}"]
+        if self._core is not None and self._core.trouble:
+            reasons.append(self._core.trouble)
         return Report(not reasons, {"ready": not reasons, "reason": "; ".join(reasons), "phase": self._phase})
 
     def _metrics(self) -> str:
-        core, firing, fires = self._core, self._firing, self._firing.total
-        return (
-            f"# TYPE taskq_scheduler_jobs_reaped_total counter\ntaskq_scheduler_jobs_reaped_total {core.reaped}\n"
-            f"# TYPE taskq_scheduler_jobs_promoted_total counter\ntaskq_scheduler_jobs_promoted_total {core.promoted}\n"
-            f"# TYPE taskq_archived_jobs_total counter\ntaskq_archived_jobs_total {self._retention.archived}\n"
-            f"# TYPE taskq_expired_archive_jobs_total counter\n"
-            f"taskq_expired_archive_jobs_total {self._retention.expired}\n"
-            f"# TYPE taskq_cron_fired_total counter\ntaskq_cron_fired_total {fires.fired}\n"
-            f"# TYPE taskq_cron_suppressed_total counter\ntaskq_cron_suppressed_total {fires.suppressed}\n"
-            f"# TYPE taskq_cron_skipped_slots_total counter\ntaskq_cron_skipped_slots_total {fires.skipped}\n"
-            f"# TYPE taskq_cron_disabled_schedules gauge\ntaskq_cron_disabled_schedules {firing.auto_paused}\n"
-            f"# TYPE taskq_cron_oldest_due_seconds gauge\ntaskq_cron_oldest_due_seconds {firing.oldest_due:.3f}\n"
-            f"# TYPE taskq_cron_lateness_seconds gauge\ntaskq_cron_lateness_seconds {firing.latest_lateness:.3f}\n"
-            f"# TYPE taskq_cron_failed_total counter\ntaskq_cron_failed_total {fires.failed}\n"
-        )
+        core = self._core
+        return "" if core is None else core.metrics() + leader_metric(core.comes_first)

@@ -18,7 +18,16 @@ LONG_RUN = 86_400.0
 """Seconds after which a run is worth a word."""
 FRESH = 60.0
 """Seconds within which somebody must have maintained the schema."""
-SCHEDULER_ALIVE = 15.0
+HOST_ALIVE = 15.0
+"""Seconds since its last beat, one of which comes each second, after which a host is not counted on."""
+
+
+_HOSTS = {
+    "scheduler": "schedulers maintain it",
+    "worker": "workers maintain it, as they are told to",
+    "runtime": "other processes maintain it, by a TaskqRuntime",
+    "fallback": "a worker maintains it, while nobody else does",
+}
 
 
 async def check_service(patient: Patient) -> list[Finding]:
@@ -154,13 +163,16 @@ async def check_maintenance(patient: Patient) -> list[Finding]:
     """Look whether anybody reaps, promotes and fires, and what went wrong in it."""
     name, found = "maintenance", []
     duties = {row["duty"]: row for row in await patient.rows("duties")}
-    schedulers = await patient.rows("schedulers")
-    alive = [row for row in schedulers if row["beat_ago"] <= SCHEDULER_ALIVE]
+    hosts = await patient.rows("hosts")
+    alive = [row for row in hosts if row["beat_ago"] <= HOST_ALIVE]
     workers = await patient.rows("live_workers", WORKER_ALIVE)
     tick = duties["tick"]["finished_ago"] if "tick" in duties else None
     if tick is None or tick > FRESH:
         when = "never" if tick is None else f"{span(tick)} ago"
-        do = "run a scheduler: a workgroup has one unless [scheduler] enabled = false; or taskqd scheduler run"
+        do = (
+            "run a scheduler: a workgroup has one unless [scheduler] enabled = false; or taskqd scheduler run; "
+            'or workers whose maintenance is not "off"'
+        )
         why = "what dead workers held comes back late, deadlines pass, schedules do not fire"
         if workers or await _has_work(patient):
             found.append(fail(name, "tick", f"last ran {when}", why, do))
@@ -168,17 +180,16 @@ async def check_maintenance(patient: Patient) -> list[Finding]:
             found.append(ok(name, f"last ran {when}; nothing runs here and nothing waits", "tick"))
     else:
         found.append(ok(name, f"last ran {span(tick)} ago", "tick"))
-    if alive:
-        hosts = listed(f"{row['hostname']}:{row['pid']}" for row in alive)
-        found.append(
-            ok(name, f"{len(alive)} alive, the newest beat {span(alive[0]['beat_ago'])} ago: {hosts}", "scheduler")
-        )
-    elif schedulers:
-        last = schedulers[0]
+    for kind, many in _HOSTS.items():
+        if rows := [row for row in alive if row["kind"] == kind]:
+            told = many + ("" if all(row["complete"] for row in rows) else ", not of every duty")
+            where = listed(f"{row['hostname']}:{row['pid']}" for row in rows)
+            found.append(ok(name, f"{told}, the newest beat {span(rows[0]['beat_ago'])} ago: {where}", kind))
+    last = next((row for row in hosts if row["kind"] == "scheduler"), None)
+    if last is not None and last not in alive:
         what = f"the last beat, of {last['hostname']}:{last['pid']}, is {span(last['beat_ago'])} old"
-        found.append(
-            warn(name, "scheduler", what, "only workers maintain the schema", "see why it ended, start it again")
-        )
+        why = "others stand in" if any(row["complete"] for row in alive) else "nobody fires schedules"
+        found.append(warn(name, "scheduler", what, why, "see why it ended, start it again"))
     for row in duties.values():
         if row["last_error"] is not None:
             ago = span(row["error_ago"] or 0.0)

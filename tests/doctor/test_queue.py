@@ -56,7 +56,7 @@ class Clinic:
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is, what was just written is fresh."""
-    for name in ("WORKER_ALIVE", "FRESH", "SCHEDULER_ALIVE"):
+    for name in ("WORKER_ALIVE", "FRESH", "HOST_ALIVE"):
         monkeypatch.setattr(doctor_queue, name, 600.0)
 
 
@@ -165,6 +165,18 @@ async def test_schedules_that_do_not_fire(clinic: Clinic, look: Look) -> None:
     }
 
 
+async def test_which_hosts_maintain_the_schema(clinic: Clinic, look: Look) -> None:
+    await clinic.run('select "{s}".tick()')
+    insert = 'insert into "{s}".maintenance_hosts (host_id, kind, complete, hostname, pid) values ($1, $2, $3, $4, 7)'
+    await clinic.run(insert, new_uuid(), "runtime", False, "api")
+    await clinic.run(insert, new_uuid(), "fallback", True, "io")
+    told = {finding.where: finding.what for finding in await look(check_maintenance)}
+    assert told.keys() == {"tick", "runtime", "fallback"}
+    assert told["fallback"].startswith("a worker maintains it, while nobody else does, the newest beat")
+    assert told["fallback"].endswith(": io:7")
+    assert ", by a TaskqRuntime, not of every duty, the newest beat" in told["runtime"]
+
+
 async def test_who_maintains_the_schema(conn: asyncpg.Connection, clinic: Clinic, look: Look) -> None:
     assert bad(await look(check_maintenance)) == {}  # nothing runs, nothing waits
     await clinic.worker("default")
@@ -172,15 +184,16 @@ async def test_who_maintains_the_schema(conn: asyncpg.Connection, clinic: Clinic
     await clinic.run('select "{s}".tick()')
     assert bad(await look(check_maintenance)) == {}
     await clinic.run(
-        'insert into "{s}".scheduler_heartbeat (scheduler_id, hostname, pid, beat_at) '
-        "values ($1, 'h', 7, now() - interval '3 days')",
+        'insert into "{s}".maintenance_hosts (host_id, kind, hostname, pid, beat_at) '
+        "values ($1, 'scheduler', 'h', 7, now() - interval '3 days')",
         new_uuid(),
     )
     assert bad(await look(check_maintenance)) == {
         "scheduler": (Severity.WARN, "the last beat, of h:7, is 3 d old"),
     }
     await clinic.run(
-        "insert into \"{s}\".scheduler_heartbeat (scheduler_id, hostname, pid) values ($1, 'h', 8)", new_uuid()
+        "insert into \"{s}\".maintenance_hosts (host_id, kind, hostname, pid) values ($1, 'scheduler', 'h', 8)",
+        new_uuid(),
     )
     assert bad(await look(check_maintenance)) == {}
     await clinic.run(

@@ -25,7 +25,7 @@ EXPIRED = "clock_timestamp() - interval '1 second'"
 
 
 async def heartbeat(jobs: JobTable) -> list[asyncpg.Record]:
-    return await jobs.conn.fetch(f'select *, clock_timestamp() as now from "{jobs.schema}".scheduler_heartbeat')
+    return await jobs.conn.fetch(f'select *, clock_timestamp() as now from "{jobs.schema}".maintenance_hosts')
 
 
 def once(env: dict[str, str], directory: Path) -> tuple[int, dict[str, Any]]:
@@ -93,8 +93,8 @@ async def test_a_killed_one_leaves_its_row_to_grow_old(fleet: Fleet, jobs: JobTa
 
 async def test_rows_of_those_that_died_a_day_ago_go_when_one_starts(fleet: Fleet, jobs: JobTable) -> None:
     insert = (
-        f'insert into "{jobs.schema}".scheduler_heartbeat (scheduler_id, hostname, pid, beat_at)'
-        " values (gen_random_uuid(), 'gone', $1, clock_timestamp() - $2::text::interval)"
+        f'insert into "{jobs.schema}".maintenance_hosts (host_id, kind, hostname, pid, beat_at)'
+        " values (gen_random_uuid(), 'scheduler', 'gone', $1, clock_timestamp() - $2::text::interval)"
     )
     await jobs.conn.execute(insert, 1, "25 hours")
     await jobs.conn.execute(insert, 2, "23 hours")

@@ -197,7 +197,7 @@ async def test_a_process_meant_for_another_environment_ends_with_78_and_writes_n
     command = start(*arguments, env=child_env | {"TASKQ_ENVIRONMENT": "staging"})
     assert command.wait(60) == ExitCode.REFUSED
     assert "is bound to environment 'production', the one expected is 'staging'" in command.stderr
-    for table in ("workers", "scheduler_heartbeat", "queues", "actor_config", "maintenance"):
+    for table in ("workers", "maintenance_hosts", "queues", "actor_config", "maintenance"):
         assert await conn.fetchval(f'select count(*) from "{schema}".{table}') == 0
 
 

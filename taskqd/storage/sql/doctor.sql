@@ -197,10 +197,10 @@ from {schema}.schedules s
 where s.retired_at is null
 order by s.name
 
--- name: schedulers
--- The schedulers that are there, and how long ago each said so.
-select hostname, pid, extract(epoch from clock_timestamp() - beat_at)::float8 as beat_ago
-from {schema}.scheduler_heartbeat where stopping_at is null order by beat_at desc
+-- name: hosts
+-- The processes that maintain the schema, and how long ago each said so.
+select kind, complete, hostname, pid, extract(epoch from clock_timestamp() - beat_at)::float8 as beat_ago
+from {schema}.maintenance_hosts order by beat_at desc
 
 -- name: duties
 -- The last run of each duty of maintenance, and what went wrong in it.

@@ -1,25 +1,4 @@
--- The statements of the scheduler.
-
--- name: register_scheduler
--- Announces this process. Primary key.
-insert into {schema}.scheduler_heartbeat (scheduler_id, hostname, pid, worker_group)
-values ($1::uuid, $2::text, $3::int, $4::text)
-
--- name: beat_scheduler
--- Proves that maintenance advances: stamps each duty that has run since the last beat. Primary key; HOT.
-update {schema}.scheduler_heartbeat set
-    beat_at = clock_timestamp(),
-    tick_at = case when $2::bool then clock_timestamp() else tick_at end,
-    promoted_at = case when $3::bool then clock_timestamp() else promoted_at end
-where scheduler_id = $1::uuid
-
--- name: stop_scheduler
--- The scheduler ends on purpose: its row goes, so that a fallback need not wait for it to grow old. Primary key.
-delete from {schema}.scheduler_heartbeat where scheduler_id = $1::uuid
-
--- name: forget_schedulers
--- Rows of schedulers that died a day ago or longer. A handful of rows.
-delete from {schema}.scheduler_heartbeat where beat_at < clock_timestamp() - interval '1 day'
+-- The statements of maintenance: the tick, promotion, and the firing of schedules.
 
 -- name: tick
 -- One bounded round of housekeeping; answers JSON. See the function in the first migration for its locks.

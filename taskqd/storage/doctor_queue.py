@@ -20,14 +20,13 @@ FRESH = 60.0
 """Seconds within which somebody must have maintained the schema."""
 HOST_ALIVE = 15.0
 """Seconds since its last beat, one of which comes each second, after which a host is not counted on."""
-
-
 _HOSTS = {
-    "scheduler": "schedulers maintain it",
-    "worker": "workers maintain it, as they are told to",
-    "runtime": "other processes maintain it, by a TaskqRuntime",
-    "fallback": "a worker maintains it, while nobody else does",
+    "scheduler": "",
+    "worker": " of those told to maintain it",
+    "runtime": " in other processes",
+    "fallback": ", a worker that stands in",
 }
+"""What there is to say of each kind of host."""
 
 
 async def check_service(patient: Patient) -> list[Finding]:
@@ -180,9 +179,9 @@ async def check_maintenance(patient: Patient) -> list[Finding]:
             found.append(ok(name, f"last ran {when}; nothing runs here and nothing waits", "tick"))
     else:
         found.append(ok(name, f"last ran {span(tick)} ago", "tick"))
-    for kind, many in _HOSTS.items():
+    for kind, note in _HOSTS.items():
         if rows := [row for row in alive if row["kind"] == kind]:
-            told = many + ("" if all(row["complete"] for row in rows) else ", not of every duty")
+            told = f"{len(rows)} alive{note}" + ("" if all(row["complete"] for row in rows) else ", without schedules")
             where = listed(f"{row['hostname']}:{row['pid']}" for row in rows)
             found.append(ok(name, f"{told}, the newest beat {span(rows[0]['beat_ago'])} ago: {where}", kind))
     last = next((row for row in hosts if row["kind"] == "scheduler"), None)

@@ -172,9 +172,9 @@ async def test_which_hosts_maintain_the_schema(clinic: Clinic, look: Look) -> No
     await clinic.run(insert, new_uuid(), "fallback", True, "io")
     told = {finding.where: finding.what for finding in await look(check_maintenance)}
     assert told.keys() == {"tick", "runtime", "fallback"}
-    assert told["fallback"].startswith("a worker maintains it, while nobody else does, the newest beat")
+    assert told["fallback"].startswith("1 alive, a worker that stands in, the newest beat")
     assert told["fallback"].endswith(": io:7")
-    assert ", by a TaskqRuntime, not of every duty, the newest beat" in told["runtime"]
+    assert "1 alive in other processes, without schedules, the newest beat" in told["runtime"]
 
 
 async def test_who_maintains_the_schema(conn: asyncpg.Connection, clinic: Clinic, look: Look) -> None:

@@ -17,8 +17,6 @@ from taskqd.health.child import can_leave_words, leave_word
 from taskqd.health.lines import PROTOCOL_VERSION, LineProtocol, Message
 
 BEAT_INTERVAL = 1.0
-_PHASES = 2
-"""At so many moments of each second some processes of a group beat together: one waking of the supervisor for all."""
 _EARLY = 0.05
 """A timer may fire so many seconds early; the beat that it is for is not made twice."""
 _ORPHANED = 75
@@ -60,13 +58,13 @@ Reload = Callable[[Mapping[str, Any] | None], Awaitable[list[dict[str, Any]]]]
 """Puts every session on the present credential and returns how that went for each pool and connection."""
 
 
-def until_beat(now: float, index: int) -> float:
-    """Return the seconds from ``now`` until the process ``index`` of its kind beats again: a second, or just over.
+def until_beat(now: float) -> float:
+    """Return the seconds from ``now`` until a process beats again: a second, or just over.
 
-    The clock is the one that all processes share.
+    The clock is the one that all processes share: they beat at the same moment, and one waking of the supervisor
+    serves all of them.
     """
-    phase = index % _PHASES / _PHASES * BEAT_INTERVAL
-    pause = BEAT_INTERVAL - (now - phase) % BEAT_INTERVAL
+    pause = BEAT_INTERVAL - now % BEAT_INTERVAL
     return pause if pause > _EARLY else pause + BEAT_INTERVAL
 
 
@@ -88,7 +86,6 @@ class ControlLink:
         self._on_reload: Reload | None = None
         self._answering: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._index = index
         self._expected = 0.0
         self._sequence = 0
         self._canary = Canary(leave_word) if can_leave_words() else None
@@ -178,7 +175,7 @@ class ControlLink:
             # supervisor.
             message["error"] = f"{type(error).__name__}: {error}"
         self._lines.send(message, droppable=True)
-        pause = until_beat(now, self._index)
+        pause = until_beat(now)
         self._expected = now + pause
         self._timer = asyncio.get_running_loop().call_later(pause, self._push)
 

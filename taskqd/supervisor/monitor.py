@@ -51,10 +51,10 @@ from taskqd.supervisor.stopping import deadlines
 from taskqd.supervisor.watch import Watch
 from taskqd.supervisor.zygotes import Zygotes
 
-ROUND = 0.6
+ROUND = 1.2
 """The longest time between two rounds, in seconds: as a rule a beat comes before and is the occasion of one."""
 
-_NEXT = 0.4
+_NEXT = 0.7
 """Seconds after a round from which on a beat is the occasion of the next one."""
 
 _TOGETHER = 0.008
@@ -243,8 +243,9 @@ class Monitor:
         now = time.monotonic()
         due = [child.slot.deadline for child in self._children if child.slot.deadline is not None]
         due += [at for at in (self._stops.last_moment, self._starter.waits_until(now)) if at is not None]
-        longest = DUMP_PAUSE if any(self._shows(child, now) for child in self._children) else ROUND
-        wait = max(0.0, min(longest, min(due, default=now + ROUND) - now))
+        rest = min(ROUND, self._notifier.patience)
+        longest = DUMP_PAUSE if any(self._shows(child, now) for child in self._children) else rest
+        wait = max(0.0, min(longest, min(due, default=now + longest) - now))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait):
                 await self._wake.wait()

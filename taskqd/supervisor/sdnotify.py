@@ -7,6 +7,7 @@ cannot be sent is dropped: nobody's work waits for the service manager.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import time
@@ -32,6 +33,8 @@ class Notifier:
         """Send to ``address`` (a path, or ``@name``; ``""``: to nobody), and feed a watchdog of that many seconds."""
         self._address = b"\0" + os.fsencode(address[1:]) if address.startswith("@") else os.fsencode(address)
         self._feed_every = None if watchdog is None else watchdog / 2
+        self.patience = math.inf if watchdog is None else watchdog / 4
+        """How many seconds may lie between two rounds for the watchdog's sake."""
         self._fed_at = float("-inf")
         self._socket: socket.socket | None = None
         self._ready = self._stopping = self._reloading = False

@@ -27,7 +27,7 @@ from taskqd.supervisor.verdict import (
     judge_silence,
 )
 
-_STANDSTILL = 1.5
+_STANDSTILL = 2.0
 """Seconds between two rounds after which the supervisor itself stood still, and nobody else is blamed."""
 
 

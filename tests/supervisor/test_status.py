@@ -223,10 +223,17 @@ def test_dump_shows_where_a_process_is_whatever_it_does(group: StartGroup, mode:
     g = group(modes={"io": mode} if mode else {}, tables={"supervisor": "hang_kill_after = 100"})
     g.wait_for("ready")
     wait_until(lambda: g.ask("/status")[1]["children"][0]["beat_age_s"] is not None, 20)
-    done = taskqd("dump", "io.0", "--socket", str(g.socket))
-    assert done.returncode == 0, done.stderr
-    assert "Thread" in done.stdout
-    assert ("after_ready" if mode else "run_until_complete") in done.stdout
+    shown = ""
+
+    def shows_the_place() -> bool:  # it has said that it is ready a moment before it gets there
+        nonlocal shown
+        done = taskqd("dump", "io.0", "--socket", str(g.socket))
+        assert done.returncode == 0, done.stderr
+        shown = done.stdout
+        return ("after_ready" if mode else "run_until_complete") in shown
+
+    wait_until(shows_the_place, 20)
+    assert "Thread" in shown
     assert g.ask("/live")[0] == 200
 
 

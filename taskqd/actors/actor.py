@@ -13,7 +13,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from taskqd.actors.admission import UNIQUE_STATES, Admission
 from taskqd.actors.context import JobContext
 from taskqd.actors.di.dependency import Dependency
-from taskqd.actors.faithful import find_loss, holds_nul
+from taskqd.actors.faithful import find_loss
 from taskqd.actors.hooks import DEFAULT_TIMEOUT, Hook, Hooks
 from taskqd.actors.options import (
     Isolation,
@@ -24,6 +24,7 @@ from taskqd.actors.options import (
     queue_problem,
 )
 from taskqd.actors.signature import MAX_NAME, is_actor_name, read_signature, result_adapter
+from taskqd.domain.arguments import holds_nul
 from taskqd.domain.errors import (
     ActorDefinitionError,
     PayloadNotStorableError,

@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import Secret, SecretBytes, SecretStr
 
+from taskqd.domain.arguments import holds_nul
 from taskqd.domain.errors import PayloadNotStorableError
 
 _SURROGATE = re.compile(r"\\ud[89a-f]")
-_NUL = "\\u0000"
 _MASK = "**********"
 _NOT_FINITE = object()
 _MAX_DIGITS = 4300
@@ -22,22 +22,11 @@ _TOO_LONG = object()
 _LONG_NUMBER = re.compile(rf"[0-9]{{{_MAX_DIGITS + 1}}}")
 
 
-def holds_nul(text: str) -> bool:
-    """Whether JSON text holds an escaped NUL: ``\\u0000`` behind an even number of backslashes."""
-    at = text.find(_NUL)
-    while at >= 0:
-        slashes = 0
-        while at - slashes > 0 and text[at - slashes - 1] == "\\":
-            slashes += 1
-        if slashes % 2 == 0:
-            return True
-        at = text.find(_NUL, at + 1)
-    return False
-
-
 def encode_object(name: str, value: Mapping[str, Any]) -> str:
     """Return the JSON text of a plain object. Raises ``PayloadNotStorableError`` for what Postgres cannot store of it;
     ``name`` is what the message calls it."""
+    if not isinstance(value, Mapping):
+        raise PayloadNotStorableError(f"{name} does not encode as JSON: {value!r} is no object, as a dict is")
     try:
         text = json.dumps(dict(value), allow_nan=False)
     except RecursionError:

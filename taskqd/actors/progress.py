@@ -8,7 +8,8 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from taskqd.actors.faithful import encode_object
-from taskqd.domain.errors import ProgressTooLarge
+from taskqd.domain.arguments import is_text
+from taskqd.domain.errors import PayloadNotStorableError, ProgressTooLarge
 
 MAX_STEP, MAX_DETAIL = 200, 2000
 _merging = threading.Lock()
@@ -43,12 +44,17 @@ class Progress:
             if text is not None:
                 if not isinstance(text, str) or len(text) > limit:
                     raise ValueError(f"progress {name} must be text of at most {limit} characters")
+                if not is_text(text):
+                    raise PayloadNotStorableError(
+                        f"progress {name} holds a NUL or a lone surrogate, which Postgres cannot store"
+                    )
                 given[name] = text
         if percent is not None:
             if isinstance(percent, bool) or not isinstance(percent, (int, float)) or not 0 <= percent <= 100:
                 raise ValueError(f"progress percent = {percent!r} must be a number between 0 and 100")
             given["percent"] = percent
         if data is not None:
+            encode_object("progress data", data)
             given["data"] = dict(data)
         if not given:
             raise ValueError("progress needs at least one of step, percent, detail and data")

@@ -11,9 +11,10 @@ from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
 from pydantic import BaseModel
 
 from taskqd.actors.actor import ActorRef
+from taskqd.domain.arguments import is_number
 from taskqd.domain.errors import RegistryError, ScheduleDefinitionError, TaskQError
 from taskqd.domain.names import nearest
-from taskqd.domain.recurrence import DstStrategy, Kind
+from taskqd.domain.recurrence import MAX_INTERVAL, MIN_INTERVAL, DstStrategy, Kind
 from taskqd.domain.schedule import Schedule, usual_window
 
 A = TypeVar("A", bound=ActorRef[Any, Any])
@@ -156,6 +157,10 @@ def declare_schedule(
     actor: ActorRef[Any, Any], when: str | timedelta, zone: Mapping[str, Any], options: Mapping[str, Any]
 ) -> DeclaredSchedule:
     """Return what ``cron``, or for a ``timedelta`` ``every``, would declare of an actor."""
+    if not isinstance(when, (str, timedelta)):
+        raise ScheduleDefinitionError(f"when = {when!r} must be a cron expression, or a timedelta")
+    if not isinstance(actor, ActorRef):
+        raise ScheduleDefinitionError(f"actor = {actor!r} must be an actor; decorate the function with @actor")
     kind: Kind = "every" if isinstance(when, timedelta) else "cron"
     _check_options(kind, zone, options)
     return _declared(actor, kind, interval_text(when) if isinstance(when, timedelta) else when, zone, **options)
@@ -164,8 +169,11 @@ def declare_schedule(
 def interval_text(interval: timedelta | float) -> str:
     """Return an interval as it is stored: seconds."""
     seconds = interval.total_seconds() if isinstance(interval, timedelta) else interval
-    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool):
-        raise ScheduleDefinitionError(f"every({interval!r}): an interval must be a timedelta or seconds")
+    if not is_number(seconds) or not MIN_INTERVAL <= seconds <= MAX_INTERVAL:
+        raise ScheduleDefinitionError(
+            f"interval = {interval!r} must be a timedelta or seconds, "
+            f"{MIN_INTERVAL:g} s to {MAX_INTERVAL / 86400:g} days"
+        )
     return f"{seconds:.6f}".rstrip("0").rstrip(".")
 
 
@@ -181,7 +189,7 @@ def _declare(actor: Any, kind: Kind, expression: str, zone: Mapping[str, Any], o
 
     def attach(ref: Any) -> Any:
         if not isinstance(ref, ActorRef):
-            raise ScheduleDefinitionError(f"{kind}() schedules an actor, not {ref!r}; write it above @actor")
+            raise ScheduleDefinitionError(f"{kind}() takes an actor, not {ref!r}; write it above @actor")
         declared = _declared(ref, kind, expression, zone, **options)
         if any(other.definition.name == declared.definition.name for other in ref.schedules):
             raise ScheduleDefinitionError(f"two schedules are named {declared.definition.name!r}; give one a name=...")
@@ -214,8 +222,8 @@ def _declared(
     given = {
         "queue": queue,
         "priority": priority,
-        "tags": list(tags) or None,
-        "metadata": None if metadata is None else dict(metadata),
+        "tags": (list(tags) if isinstance(tags, (list, tuple)) else tags) or None,
+        "metadata": dict(metadata) if isinstance(metadata, Mapping) else metadata,
         "start_to_close": _seconds(name, "start_to_close", start_to_close),
         "schedule_to_close": _seconds(name, "schedule_to_close", schedule_to_close),
         "max_attempts": max_attempts,

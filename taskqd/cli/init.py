@@ -87,7 +87,13 @@ _force = click.option("--force", is_flag=True, help="Overwrite files that exist.
 @click.option("--replicas", type=click.IntRange(1, 1024), metavar="N", help="How many worker processes.")
 @click.option("--queue", "queues", multiple=True, metavar="NAME", help="A queue to serve; repeat it.")
 @click.option("--max-concurrency", type=click.IntRange(1, 10_000), metavar="N", help="Jobs that one runs at once.")
-@click.option("--grace", type=click.FloatRange(10, 86400), metavar="SECONDS", help="What the platform grants to stop.")
+@click.option(
+    "--grace",
+    type=click.FloatRange(10, 86400),
+    callback=lambda _context, option, value: _number(option, value),
+    metavar="SECONDS",
+    help="What the platform grants to stop.",
+)
 @click.option("--health-address", metavar="HOST:PORT", help="Serve probes and metrics over TCP too.")
 @click.option("--schema", metavar="NAME", help="The database schema.")
 @click.option(
@@ -96,6 +102,8 @@ _force = click.option("--force", is_flag=True, help="Overwrite files that exist.
 @_force
 def workgroup(file: str, force: bool, **flags: Any) -> None:
     """Write a workgroup file."""
+    if not file.isprintable():
+        raise click.BadParameter(f"{file!r} must be a path without control characters", param_hint="--output")
     asked = {"actors": "Actors, as module:attribute", "name": "Name of the group", "replicas": "Worker processes"}
     given = {key: value for key, value in flags.items() if value not in (None, ())}
     defaults = replace(Answers(), file=Path(file).name)
@@ -283,6 +291,12 @@ def _require(pattern: str, value: str, option: str, what: str) -> None:
         raise click.BadParameter(f"{value!r} must be {what}", param_hint=option)
 
 
+def _number(option: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter("'nan' is no number", param=option)
+    return value
+
+
 def _plain(number: float) -> float:
     return int(number) if number == int(number) else number
 
@@ -317,7 +331,10 @@ def _fill(text: str, values: Mapping[str, str]) -> str:
 def _write(directory: Path, texts: Mapping[str, str], force: bool) -> None:
     """Write all files, or none when one is in the way."""
     paths = {directory / name: text for name, text in texts.items()}
-    taken = [str(path) for path in paths if path.exists()]
+    try:
+        taken = [str(path) for path in paths if path.exists()]
+    except OSError as error:
+        raise ConfigError(f"{directory}: cannot be written: {error.strerror or error}") from None
     if taken and not force:
         raise ConfigError(f"{', '.join(taken)}: exists; --force overwrites, --output writes elsewhere")
     for path, text in paths.items():

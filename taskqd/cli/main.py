@@ -20,6 +20,10 @@ def main(argv: list[str] | None = None) -> int:
         from taskqd.health.child import arm
 
         arm()
+    for number, argument in enumerate(arguments, 1):
+        if not _is_text(argument):
+            print(f"error: argument {number}, {argument!a}, is not text in UTF-8", file=sys.stderr)
+            return 2
     try:
         return _dispatch(arguments)
     except KeyboardInterrupt:
@@ -45,6 +49,15 @@ def _dispatch(argv: list[str]) -> int:
     from taskqd.cli.app import run_app
 
     return run_app(argv)
+
+
+def _is_text(argument: str) -> bool:
+    """Whether an argument came as UTF-8: nothing that we store, send or write takes another encoding."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _open_standard_streams() -> None:

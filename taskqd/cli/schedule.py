@@ -45,7 +45,7 @@ BACKFILL_BATCH = 500
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _reason_option = click.option("--reason", metavar="TEXT", help="Why; kept with the decision.")
 _version_option = click.option(
-    "--version", "version", type=click.IntRange(min=1), metavar="N", help="Only if it still has this version."
+    "--version", "version", type=click.IntRange(1, 2**31 - 1), metavar="N", help="Only if it still has this version."
 )
 _wanted_options = [
     click.argument("file", required=False, type=click.Path(path_type=Path)),

@@ -14,8 +14,9 @@ from uuid import UUID
 from taskqd.client.enqueue import MAX_BATCH
 from taskqd.client.handle import JobHandle
 from taskqd.client.item import EnqueueItem
+from taskqd.domain.arguments import check_flag, check_id, check_seconds, check_text, check_whole
 from taskqd.domain.errors import BatchAbortedError, EmptyBatchError
-from taskqd.domain.signals import Snooze
+from taskqd.domain.signals import MAX_DELAY, Snooze
 from taskqd.domain.status import ACTIVE, JobStatus
 
 __all__ = [
@@ -124,8 +125,11 @@ class BatchFilter:
     limit: int = 100
 
     def __post_init__(self) -> None:
-        if not 1 <= self.limit <= MAX_LISTED:
-            raise ValueError(f"limit = {self.limit} must be between 1 and {MAX_LISTED}")
+        check_text("queue", self.queue, optional=True)
+        if self.active is not None:
+            check_flag("active", self.active)
+        check_id("batch_id", self.batch_id, optional=True)
+        check_whole("limit", self.limit, 1, MAX_LISTED)
 
 
 class BatchReader(Protocol):
@@ -184,6 +188,13 @@ async def wait_for_batch(
     | it holds none, but was opened | returns the empty status |
     | it holds none, and was never opened | ``EmptyBatchError``, or the empty status with ``on_empty="ok"`` |
     """
+    check_id("batch_id", batch_id)
+    check_id("exclude_job_id", exclude_job_id, optional=True)
+    check_seconds("snooze_interval", snooze_interval, 0, MAX_DELAY.total_seconds())
+    check_flag("snooze_via_exception", snooze_via_exception)
+    if timeout is not None:
+        check_seconds("timeout", timeout, 0)
+    check_whole("expect_at_least", expect_at_least, 0, 2**31 - 1)
     if on_empty not in ("error", "ok"):
         raise ValueError(f"on_empty = {on_empty!r} must be 'error' or 'ok'")
     if timeout is not None and snooze_via_exception:

@@ -9,9 +9,10 @@ from uuid import UUID
 import asyncpg
 
 from taskqd.client.admission import collision
-from taskqd.client.enqueue import transaction_on
+from taskqd.client.enqueue import check_connection, transaction_on
 from taskqd.client.filter import JobFilter
 from taskqd.client.unmigrated import explain_unmigrated
+from taskqd.domain.arguments import check_flag, check_id, is_text
 from taskqd.domain.errors import EmptyFilterError, IdempotencyKeyTakenError, IllegalStateTransition, JobNotFoundError
 from taskqd.domain.status import ACTIVE, TERMINAL, JobStatus
 from taskqd.storage.statements import load
@@ -70,7 +71,9 @@ class JobControl:
 
     async def cancel(self, job_id: UUID, reason: str | None, connection: Any | None) -> CancelResult:
         """See ``TaskQ.cancel``."""
+        check_id("job_id", job_id)
         _check_reason(reason)
+        check_connection(connection)
         with explain_unmigrated(self._schema):
             record = await (connection or self._pool).fetchrow(self._sql.cancel, job_id, reason)
         if record is None:
@@ -79,7 +82,10 @@ class JobControl:
 
     async def cancel_where(self, which: JobFilter, reason: str | None, allow_empty_filter: bool) -> BulkCancelResult:
         """See ``TaskQ.cancel_where``."""
+        if not isinstance(which, JobFilter):
+            raise TypeError(f"which = {which!r} must be a JobFilter")
         _check_reason(reason)
+        check_flag("allow_empty_filter", allow_empty_filter)
         if which.is_empty and not allow_empty_filter:
             raise EmptyFilterError
         result = BulkCancelResult([], [])
@@ -107,6 +113,8 @@ class JobControl:
 
     async def retry(self, job_id: UUID, connection: Any | None) -> None:
         """See ``TaskQ.retry``."""
+        check_id("job_id", job_id)
+        check_connection(connection)
         source = connection or self._pool
         try:
             with explain_unmigrated(self._schema):
@@ -124,13 +132,5 @@ class JobControl:
 
 
 def _check_reason(reason: str | None) -> None:
-    if reason is not None and (len(reason) > MAX_REASON or "\x00" in reason or not _encodes(reason)):
-        raise ValueError(f"reason must be at most {MAX_REASON} characters, without NUL and lone surrogates")
-
-
-def _encodes(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    if reason is not None and not (is_text(reason) and len(reason) <= MAX_REASON):
+        raise ValueError(f"reason must be text of at most {MAX_REASON} characters, without NUL and lone surrogates")

@@ -25,6 +25,12 @@ Connection: TypeAlias = Any
 """An asyncpg connection, pooled or not: the pool's proxy shares no base class with it."""
 
 
+def check_connection(connection: object) -> None:
+    """Raise ``TypeError`` for what is neither None nor an asyncpg connection."""
+    if connection is not None and not all(hasattr(connection, name) for name in ("fetchrow", "transaction")):
+        raise TypeError(f"connection = {connection!r} must be an asyncpg connection")
+
+
 @dataclass(frozen=True, slots=True)
 class Enqueued:
     """What became of one item: a new job, or the existing one that is enough."""

@@ -13,6 +13,8 @@ from typing import Any
 from uuid import UUID
 
 from taskqd.client.rows import JobRow
+from taskqd.domain.arguments import check_flag, check_id, check_text, check_whole
+from taskqd.domain.names import nearest
 from taskqd.domain.status import ACTIVE, TERMINAL, JobStatus
 
 MAX_PAGE = 1000
@@ -60,11 +62,24 @@ class JobFilter:
     cursor: str | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.limit <= MAX_PAGE:
-            raise ValueError(f"limit = {self.limit} must be between 1 and {MAX_PAGE}")
-        if isinstance(self.tags, str):
-            raise TypeError(f"tags = {self.tags!r} must be a sequence of words, not one string")
-        _ = self.statuses, JobOrder(self.order_by)
+        for name, value in (
+            ("queue", self.queue),
+            ("actor", self.actor),
+            ("identity_key", self.identity_key),
+            ("cursor", self.cursor),
+        ):
+            check_text(name, value, optional=True)
+        if self.active is not None:
+            check_flag("active", self.active)
+        check_id("batch_id", self.batch_id, optional=True)
+        if not isinstance(self.tags, (list, tuple, set, frozenset)):
+            raise TypeError(f"tags = {self.tags!r} must be a list or a tuple of words")
+        for tag in self.tags:
+            check_text("one of tags", tag)
+        check_whole("limit", self.limit, 1, MAX_PAGE)
+        if not isinstance(self.order_by, str) or self.order_by not in set(JobOrder):
+            raise ValueError(f"order_by = {self.order_by!r} must be {_or(JobOrder)}{_nearest(self.order_by, JobOrder)}")
+        _ = self.statuses
 
     @property
     def statuses(self) -> list[str] | None:
@@ -72,7 +87,13 @@ class JobFilter:
         if self.status is None:
             wanted = set(JobStatus)
         else:
-            wanted = {JobStatus(one) for one in ([self.status] if isinstance(self.status, str) else self.status)}
+            given = [self.status] if isinstance(self.status, str) else self.status
+            if not isinstance(given, (list, tuple, set, frozenset)):
+                raise TypeError(f"status = {given!r} must be a JobStatus, or a list or a tuple of them")
+            for one in given:
+                if not isinstance(one, str) or one not in set(JobStatus):
+                    raise ValueError(f"status = {one!r} must be {_or(JobStatus)}{_nearest(one, JobStatus)}")
+            wanted = {JobStatus(one) for one in given}
         if self.active is not None:
             wanted &= ACTIVE if self.active else TERMINAL
         return None if wanted == set(JobStatus) else sorted(wanted)
@@ -125,3 +146,11 @@ class JobPage:
 
     jobs: list[JobRow]
     next_cursor: str | None
+
+
+def _or(known: type[StrEnum]) -> str:
+    return f"one of {', '.join(known)}"
+
+
+def _nearest(given: object, known: type[StrEnum]) -> str:
+    return nearest(given, known) if isinstance(given, str) else ""

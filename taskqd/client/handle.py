@@ -11,6 +11,7 @@ from uuid import UUID
 from taskqd.actors.actor import ActorRef
 from taskqd.client.control import CancelResult
 from taskqd.client.rows import JobProgress, JobRow
+from taskqd.domain.arguments import check_seconds
 from taskqd.domain.errors import JobFailed, ResultUnavailable
 from taskqd.domain.status import TERMINAL, JobStatus
 
@@ -62,8 +63,7 @@ class JobHandle(Generic[R]):
         Asks every ``poll`` seconds (0.05 to 60), so reports in between are one. Raises ``ValueError``, and
         ``JobNotFoundError`` once the job is pruned.
         """
-        if not FASTEST_STREAM <= poll <= SLOWEST_STREAM:
-            raise ValueError(f"poll = {poll} must be between {FASTEST_STREAM} and {SLOWEST_STREAM:g} seconds")
+        check_seconds("poll", poll, FASTEST_STREAM, SLOWEST_STREAM)
         last = None
         while last is None or not last.is_terminal:
             now = await self.progress()
@@ -78,8 +78,11 @@ class JobHandle(Generic[R]):
 
         Polls, at first quickly, then every half second. Raises ``JobFailed`` when it ended other than succeeded,
         ``ResultUnavailable`` when it succeeded so long ago that its result is kept no longer (``result_ttl``),
-        ``TimeoutError`` after ``timeout`` seconds (None waits as long as it takes; the job goes on either way).
+        ``TimeoutError`` after ``timeout`` seconds (None waits as long as it takes; the job goes on either way),
+        ``ValueError`` for a timeout that is no number, or negative.
         """
+        if timeout is not None:
+            check_seconds("timeout", timeout, 0)
         deadline = None if timeout is None else time.monotonic() + timeout
         pause = FIRST_POLL
         while True:
@@ -94,7 +97,7 @@ class JobHandle(Generic[R]):
                     raise JobFailed(row)
             if deadline is not None:
                 left = deadline - time.monotonic()
-                if not left > 0:  # a timeout that is no number has passed too
+                if left <= 0:
                     raise TimeoutError(f"job {self.job_id} is still {status} after {timeout:g} s")
                 pause = min(pause, left)
             await asyncio.sleep(pause)

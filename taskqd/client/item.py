@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from taskqd.actors.actor import ActorRef
 from taskqd.actors.faithful import encode_object
 from taskqd.actors.options import limit_problem, priority_problem, queue_problem
+from taskqd.domain.arguments import check_id
 from taskqd.domain.errors import PayloadNotStorableError
 from taskqd.domain.ids import new_uuid
 
@@ -120,14 +121,14 @@ class RowMaker:
     def row(self, item: EnqueueItem, batch_id: UUID | None) -> Row:
         """Return the row of ``item``, of the batch ``batch_id`` unless it names one. Raises what ``enqueue`` says."""
         if not isinstance(item, EnqueueItem):
-            raise TypeError(f"a batch takes EnqueueItem, not {type(item).__name__}")
+            raise TypeError(f"items must be EnqueueItem, not {type(item).__name__}")
         ref = item.actor_ref
-        if not isinstance(ref, ActorRef):
-            raise TypeError(f"actor_ref = {ref!r} is not an actor; decorate the function with @actor")
+        check_actor("actor_ref", ref)
         if problem := self._problem(item):
             raise ValueError(problem)
-        check_batch_id(item.batch_id)
+        check_id("batch_id", item.batch_id, optional=True)
         self._check_keys(item)
+        metadata = _metadata(item.metadata)
         deadline = ref.retry.time_budget if item.schedule_to_close is None else item.schedule_to_close
         return Row(
             new_uuid(),
@@ -139,8 +140,8 @@ class RowMaker:
             item.idempotency_scope,
             item.idempotency_key,
             item.unique_while == "active",
-            _tags(item.tags) if item.tags else None,
-            _metadata(item.metadata),
+            _tags(item.tags),
+            metadata,
             _seconds(item.start_to_close),
             _seconds(deadline),
             _seconds(item.heartbeat_timeout),
@@ -207,10 +208,10 @@ class RowMaker:
             )
 
 
-def check_batch_id(batch_id: object) -> None:
-    """Raise ``TypeError`` for what is neither a UUID nor None."""
-    if batch_id is not None and not isinstance(batch_id, UUID):
-        raise TypeError(f"batch_id = {batch_id!r} must be a UUID")
+def check_actor(name: str, value: object) -> None:
+    """Raise ``TypeError`` for what is no actor."""
+    if not isinstance(value, ActorRef):
+        raise TypeError(f"{name} = {value!r} is not an actor; decorate the function with @actor")
 
 
 def check_size(rows: Sequence[Row], limit: int) -> None:
@@ -237,15 +238,19 @@ def _utc(moment: datetime) -> datetime:
         raise ValueError(f"scheduled_at = {moment} must be between the years 1 and 9999 in UTC") from None
 
 
-def _tags(tags: Sequence[str]) -> str:
-    if isinstance(tags, str):
-        raise TypeError(f"tags = {tags!r} must be a sequence of words, not one string")
+def _tags(tags: Sequence[str]) -> str | None:
+    if tags == ():
+        return None
+    if not isinstance(tags, (list, tuple, set, frozenset)):
+        raise TypeError(f"tags = {tags!r} must be a list or a tuple of words")
     if len(tags) > MAX_TAGS:
         raise ValueError(f"{len(tags)} tags given, the limit is {MAX_TAGS}")
     for tag in tags:
         if not isinstance(tag, str) or not TAG.fullmatch(tag) or len(tag) > MAX_TAG:
-            raise ValueError(f"tag {tag!r} must be letters, digits, '_' and inner '-', at most {MAX_TAG} characters")
-    return ",".join(tags)
+            raise ValueError(
+                f"tags: tag {tag!r} must be letters, digits, '_' and inner '-', at most {MAX_TAG} characters"
+            )
+    return ",".join(tags) or None
 
 
 def _metadata(metadata: Mapping[str, Any] | None) -> str | None:

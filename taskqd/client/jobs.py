@@ -13,13 +13,14 @@ from taskqd.actors.actor import ActorRef
 from taskqd.client.admission import refusal_error
 from taskqd.client.batch import AbortBatchAfter, BatchHandle
 from taskqd.client.copying import MAX_FAST, Copier
-from taskqd.client.enqueue import MAX_BATCH, Connection, Enqueuer, Outcome, transaction_on
+from taskqd.client.enqueue import MAX_BATCH, Connection, Enqueuer, Outcome, check_connection, transaction_on
 from taskqd.client.handle import JobHandle
-from taskqd.client.item import EnqueueItem, check_batch_id
+from taskqd.client.item import EnqueueItem, check_actor
 from taskqd.client.opening import BatchOpener
 from taskqd.client.reads import JobReader
 from taskqd.client.rows import JobRow
 from taskqd.client.wake import Wakes
+from taskqd.domain.arguments import check_id, check_whole
 from taskqd.domain.ids import new_uuid
 from taskqd.storage.statements import load
 
@@ -68,6 +69,8 @@ class Jobs:
         ``MaxPendingExceededError``, ``MaxPendingLockTimeoutError`` or ``UniqueForLockTimeoutError``; nothing is stored
         then.
         """
+        check_actor("actor", actor)
+        check_connection(connection)
         item = EnqueueItem(
             actor_ref=actor,
             payload=payload,
@@ -112,6 +115,7 @@ class Jobs:
         more than 64 MiB together, and ``BatchAbortedError`` for more jobs of a batch that was aborted. Where actors
         have no room for their items, all others are enqueued before ``BatchMaxPendingExceededError`` is raised.
         """
+        check_connection(connection)
         _check_items(items, MAX_BATCH, "a batch")
         batch = _batch_id(batch_id)
         self._opener.check(batch, finalizer, failure_policy)
@@ -144,8 +148,10 @@ class Jobs:
         whole can be tried again. The finalizer is enqueued after the last chunk. Errors as for :meth:`enqueue_batch`;
         the stream ends at the first chunk that raises one.
         """
-        if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or not 1 <= chunk_size <= MAX_BATCH:
-            raise ValueError(f"chunk_size = {chunk_size!r} must be a whole number between 1 and {MAX_BATCH}")
+        check_connection(connection)
+        check_whole("chunk_size", chunk_size, 1, MAX_BATCH)
+        if not isinstance(items, (Iterable, AsyncIterable)) or isinstance(items, (str, bytes)):
+            raise TypeError(f"items = {items!r} must be an iterable of EnqueueItem, async or not")
         batch = _batch_id(batch_id)
         self._opener.check(batch, finalizer, failure_policy)
         source = self._pool if connection is None else connection
@@ -162,7 +168,7 @@ class Jobs:
                 raise
             size += len(chunk)
         if size == 0:
-            raise ValueError("a batch takes at least one item, the stream held none")
+            raise ValueError("items held none; a batch takes at least one item")
         if finalizer is not None and held is None:
             async with transaction_on(source) as own:
                 held = await self._opener.finalize(own, batch, finalizer)
@@ -180,6 +186,7 @@ class Jobs:
         together. Where actors have no room for their items, all others are enqueued before
         ``BatchMaxPendingExceededError`` is raised.
         """
+        check_connection(connection)
         _check_items(items, MAX_FAST, "a fast batch")
         batch = _batch_id(batch_id)
         async with transaction_on(self._pool if connection is None else connection) as own:
@@ -226,12 +233,12 @@ class Jobs:
 
 
 def _batch_id(batch_id: UUID | None) -> UUID:
-    check_batch_id(batch_id)
+    check_id("batch_id", batch_id, optional=True)
     return new_uuid() if batch_id is None else batch_id
 
 
-def _check_items(items: Sequence[EnqueueItem], limit: int, what: str) -> None:
-    if not isinstance(items, Sequence):
+def _check_items(items: Any, limit: int, what: str) -> None:
+    if not isinstance(items, Sequence) or isinstance(items, (str, bytes)):
         raise TypeError(f"items must be a list or a tuple of EnqueueItem, not {type(items).__name__}")
     if not 1 <= len(items) <= limit:
         raise ValueError(f"{what} takes 1 to {limit} items, not {len(items)}")

@@ -10,6 +10,7 @@ from taskqd.client.control import JobControl
 from taskqd.client.filter import MAX_PAGE, JobFilter, JobPage
 from taskqd.client.rows import JobProgress, JobRow
 from taskqd.client.unmigrated import explain_unmigrated
+from taskqd.domain.arguments import check_id, check_whole
 from taskqd.domain.errors import JobNotFoundError
 from taskqd.domain.status import JobStatus
 from taskqd.storage.statements import load
@@ -31,6 +32,7 @@ class JobReader:
 
     async def find(self, job_id: UUID) -> JobRow | None:
         """Return the job's row, or None."""
+        check_id("job_id", job_id)
         with explain_unmigrated(self._schema):
             record = await self._pool.fetchrow(self._sql.job, job_id)
         return None if record is None else JobRow.from_record(record)
@@ -60,6 +62,8 @@ class JobReader:
 
     async def list(self, which: JobFilter) -> JobPage:
         """See ``TaskQ.list``."""
+        if not isinstance(which, JobFilter):
+            raise TypeError(f"which = {which!r} must be a JobFilter")
         arguments = (*which.arguments(), which.order_by, which.limit, *which.position())
         with explain_unmigrated(self._schema):
             records = await self._pool.fetch(self._sql.list_jobs, *arguments)
@@ -67,18 +71,23 @@ class JobReader:
 
     async def batch_counts(self, batch_id: UUID, *, exclude_job_id: UUID | None = None) -> dict[str, int]:
         """Return how many jobs of the batch are in each status; a status without jobs is left out."""
+        check_id("batch_id", batch_id)
+        check_id("exclude_job_id", exclude_job_id, optional=True)
         with explain_unmigrated(self._schema):
             records = await self._pool.fetch(self._sql.batch_counts, batch_id, exclude_job_id)
         return {record["status"]: record["jobs"] for record in records}
 
     async def batch_state(self, batch_id: UUID) -> str | None:
         """Return the stored status of the batch, None when it was never opened."""
+        check_id("batch_id", batch_id)
         with explain_unmigrated(self._schema):
             state: str | None = await self._pool.fetchval(self._sql.batch_state, batch_id)
         return state
 
     async def list_batches(self, which: BatchFilter) -> Summaries:
         """See ``TaskQ.list_batches``."""
+        if not isinstance(which, BatchFilter):
+            raise TypeError(f"which = {which!r} must be a BatchFilter")
         arguments = (which.batch_id, which.queue, which.active, which.limit)
         with explain_unmigrated(self._schema):
             records = await self._pool.fetch(self._sql.batches, *arguments)
@@ -89,8 +98,9 @@ class JobReader:
 
         ``limit`` is 1 to 1,000; a shorter page is the last. Raises ``ValueError``.
         """
-        if not 1 <= limit <= MAX_PAGE:
-            raise ValueError(f"limit = {limit} must be between 1 and {MAX_PAGE}")
+        check_id("batch_id", batch_id)
+        check_id("after", after, optional=True)
+        check_whole("limit", limit, 1, MAX_PAGE)
         with explain_unmigrated(self._schema):
             records = await self._pool.fetch(self._sql.batch_jobs, batch_id, after or _FIRST, limit)
         return [JobRow.from_record(record) for record in records]

@@ -10,6 +10,7 @@ from typing import Any, Unpack
 from taskqd.actors.actor import ActorRef
 from taskqd.actors.schedules import ScheduleOptions, declare_schedule, interval_text
 from taskqd.client.unmigrated import explain_unmigrated
+from taskqd.domain.arguments import check_flag, check_text, is_text
 from taskqd.domain.errors import ScheduleChangedError, ScheduleDefinitionError, TaskQError
 from taskqd.domain.names import nearest
 from taskqd.domain.recurrence import DstStrategy
@@ -35,6 +36,7 @@ CHANGEABLE = (
     "identity_key",
 )
 """What :meth:`ScheduleCalls.update_schedule` changes."""
+MAX_REASON = 1000
 RACES = 3
 """How often somebody may change a schedule between our look at it and our change before we give up."""
 
@@ -136,6 +138,9 @@ class ScheduleCalls:
         self, *, actor: str | None = None, enabled: bool | None = None
     ) -> Sequence[ScheduleHandle]:
         """Return the schedules that are not retired, by name: of one actor, enabled or not."""
+        check_text("actor", actor, optional=True)
+        if enabled is not None:
+            check_flag("enabled", enabled)
         with explain_unmigrated(self.schema):
             found = await read_schedules(self._pool, self.schema)
         return [
@@ -152,6 +157,7 @@ class ScheduleCalls:
         be no schedule, ``TaskQError`` where there is none of this name, ``ScheduleChangedError`` where others change it
         all the time.
         """
+        check_text("name", name)
         for key in changes:
             if key not in CHANGEABLE:
                 known = ", ".join(CHANGEABLE)
@@ -183,6 +189,8 @@ class ScheduleCalls:
         await self._steer(name, "retired")
 
     async def _steer(self, name: str, steering: Any, reason: str | None = None) -> None:
+        if reason is not None and not (is_text(reason) and len(reason) <= MAX_REASON):
+            raise ValueError(f"reason must be text of at most {MAX_REASON} characters, without NUL and lone surrogates")
         await self._stored(name)
         await steer_schedule(self._pool, self.schema, name, steering, None, reason)
 
@@ -191,6 +199,7 @@ class ScheduleCalls:
             return await run_now(connection, self.schema, name) == "fired"
 
     async def _stored(self, name: str) -> StoredSchedule:
+        check_text("name", name)
         with explain_unmigrated(self.schema):
             for one in await read_schedules(self._pool, self.schema, name):
                 return one

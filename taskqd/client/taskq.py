@@ -15,11 +15,13 @@ from taskqd.client.control import BulkCancelResult, CancelResult
 from taskqd.client.enqueue import Connection, Enqueuer
 from taskqd.client.filter import JobFilter, JobPage
 from taskqd.client.handle import JobHandle
+from taskqd.client.item import check_actor
 from taskqd.client.jobs import Jobs
 from taskqd.client.reads import Summaries
 from taskqd.client.rows import JobRow
 from taskqd.client.schedules import ScheduleCalls
 from taskqd.client.wake import WakeSender
+from taskqd.domain.arguments import check_id, check_whole
 from taskqd.settings.client import client_settings
 from taskqd.storage.connect import CONNECT_ERRORS, create_pool, explain
 from taskqd.storage.schema_name import check_schema_name
@@ -102,13 +104,19 @@ class TaskQ(Jobs, ScheduleCalls):
     ) -> None:
         if (dsn is None) == (pool is None):
             raise ValueError("TaskQ takes exactly one of dsn= and pool=")
-        if not 1 <= min_pool_size <= max_pool_size <= MAX_POOL:
+        if dsn is not None and not (isinstance(dsn, str) and dsn.strip()):
+            raise ValueError("dsn must be text that is not blank, such as postgresql://app@db/app")
+        if pool is not None and not all(hasattr(pool, name) for name in ("acquire", "fetchrow")):
+            raise TypeError(f"pool = {pool!r} must be an asyncpg pool")
+        check_whole("min_pool_size", min_pool_size, 1, MAX_POOL)
+        check_whole("max_pool_size", max_pool_size, 1, MAX_POOL)
+        if min_pool_size > max_pool_size:
             raise ValueError(
                 f"min_pool_size = {min_pool_size} and max_pool_size = {max_pool_size} must satisfy "
                 f"1 <= min <= max <= {MAX_POOL}"
             )
         settings = client_settings()
-        self.schema = check_schema_name(schema or settings.schema_name)
+        self.schema = check_schema_name(settings.schema_name if schema is None else schema)
         self._enqueuer = Enqueuer(
             self.schema,
             key_max_bytes=settings.idempotency_key_max_bytes,
@@ -252,6 +260,8 @@ class TaskQ(Jobs, ScheduleCalls):
 
     def handle(self, job_id: UUID, actor: ActorRef[Any, R]) -> JobHandle[R]:
         """Return a handle on a job whose id is known, for waiting on it."""
+        check_id("job_id", job_id)
+        check_actor("actor", actor)
         return JobHandle(job_id, actor, self._reader)
 
 

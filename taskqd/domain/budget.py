@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+from taskqd.domain.arguments import check_flag, check_whole
+
+Maintenance = Literal["auto", "off", "on"]
+"""Whether a worker maintains the schema: while it is elected, never, always."""
 
 LEADER_EXTRA = 2
-"""The elected leader's monitor and maintenance connections; one leader exists per fleet."""
+"""What the elected worker has to maintain the schema beyond its own connection for that; there is one per fleet."""
 
-DEDICATED = 2
-"""Each worker's LISTEN connection and its election connection; neither can be pooled."""
+LISTENING = 1
+"""Each worker's LISTEN connection, which cannot be pooled."""
+
+HOSTING: dict[Maintenance, int] = {"off": 0, "auto": 1, "on": 2}
+"""Each worker's own connections to maintain the schema; they cannot be pooled either."""
 
 PGBOUNCER_THRESHOLD = 80
 """Above this many connections a pooler is recommended: conservative below Postgres' default of 100."""
+
+MOST = 1_000_000
+"""The highest count of anything that a budget is made of."""
 
 CLIENT_POOL_SIZE = 5
 """Connections of one ``TaskQ`` client."""
@@ -51,17 +63,18 @@ def worker_sessions(
     heartbeat_pool_size: int,
     per_slot: bool = False,
     listens: bool = True,
+    maintenance: Maintenance = "auto",
 ) -> tuple[Sessions, ...]:
     """Return what one worker holds, role by role; the sum is that of :func:`compute_connection_budget`.
 
     ``listens`` is false for a worker that only polls; its connection stays counted.
     """
-    slot = slot_pool_size(max_concurrency, per_slot)
+    slot, hosting = slot_pool_size(max_concurrency, per_slot), HOSTING[maintenance]
     return (
         Sessions("dispatch", False, dispatcher_pool_size, 1),
         Sessions("heartbeat", False, heartbeat_pool_size, 1),
         Sessions("notify", False, 1, int(listens)),
-        Sessions("election", False, DEDICATED - 1, 0),
+        *([Sessions("maintain", False, hosting, hosting if maintenance == "on" else 0)] if hosting else []),
         *([Sessions("slot", False, slot, slot)] if slot else []),
         Sessions("worker", True, worker_pool_size(max_concurrency), 1),
     )
@@ -88,12 +101,14 @@ def compute_connection_budget(
     supervisor: int = 0,
     app_connections: int = 0,
     leader: bool = True,
+    maintenance: Maintenance = "auto",
 ) -> ConnectionBudget:
     """Return the most connections that ``workers`` equal workers and their surroundings hold.
 
-    ``leader=False`` leaves out the elected leader's two extra connections, for adding several groups up.
+    ``leader=False`` leaves out the elected leader's two extra connections, for adding several groups up. Only workers
+    with ``maintenance="auto"`` elect one.
     ``per_slot`` is transactional consume with more than one slot. ``supervisor`` and ``app_connections`` are added
-    to the total as they are. Raises ``ValueError`` for a count below its minimum.
+    to the total as they are. Raises ``ValueError`` for what is no count, or below its minimum.
     """
     for name, value, low in (
         ("workers", workers, 0),
@@ -104,10 +119,14 @@ def compute_connection_budget(
         ("supervisor", supervisor, 0),
         ("app_connections", app_connections, 0),
     ):
-        if value < low:
-            raise ValueError(f"{name} = {value} must be at least {low}")
-    steady = dispatcher_pool_size + heartbeat_pool_size + DEDICATED + slot_pool_size(max_concurrency, per_slot)
-    direct = workers * steady + (LEADER_EXTRA if leader and workers else 0)
+        check_whole(name, value, low, MOST)
+    check_flag("per_slot", per_slot)
+    check_flag("leader", leader)
+    if maintenance not in tuple(HOSTING):
+        raise ValueError(f"maintenance = {maintenance!r} must be one of {', '.join(HOSTING)}")
+    own = LISTENING + HOSTING[maintenance] + slot_pool_size(max_concurrency, per_slot)
+    steady = dispatcher_pool_size + heartbeat_pool_size + own
+    direct = workers * steady + (LEADER_EXTRA if leader and workers and maintenance == "auto" else 0)
     pooled = workers * worker_pool_size(max_concurrency)
     return ConnectionBudget(
         direct=direct,

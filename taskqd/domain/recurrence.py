@@ -125,17 +125,24 @@ class CronInZone:
         return found
 
 
-@lru_cache(maxsize=20_000)
 def recurrence(kind: Kind, expression: str, timezone: str, dst_strategy: DstStrategy, key: str) -> Recurrence:
     """Return the recurrence of a schedule by the columns that hold it; ``key`` is its name, for ``H``.
 
     ``expression`` is a cron expression, or for ``every`` a number of seconds. Raises ``ScheduleDefinitionError``.
     """
+    for name, value in (("expression", expression), ("timezone", timezone), ("dst_strategy", dst_strategy)):
+        if not isinstance(value, str):
+            raise ScheduleDefinitionError(f"{name} = {value!r} must be text")
+    return _recurrence(kind, expression, timezone, dst_strategy, key)
+
+
+@lru_cache(maxsize=20_000)
+def _recurrence(kind: Kind, expression: str, timezone: str, dst_strategy: DstStrategy, key: str) -> Recurrence:
     check_zone(timezone)
     if dst_strategy not in ("skip", "firstof", "allof"):
         raise ScheduleDefinitionError(
             f"dst_strategy = {dst_strategy!r} must be skip, firstof or allof"
-            f"{nearest(str(dst_strategy), ('skip', 'firstof', 'allof'))}"
+            f"{nearest(dst_strategy, ('skip', 'firstof', 'allof'))}"
         )
     if kind == "cron":
         return CronInZone(Cron(expression, key), timezone, dst_strategy)

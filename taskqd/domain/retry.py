@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
+from taskqd.domain.arguments import is_number
+
 RetryKind = Literal["transient", "indefinite", "non_retryable"]
 BackoffKind = Literal["exponential", "linear", "fixed"]
 KINDS: tuple[str, ...] = ("transient", "indefinite", "non_retryable")
@@ -83,8 +85,8 @@ class RetryPolicy:
             raise ValueError(f"retry base = {self.base} must not be negative")
         if self.cap < self.base:
             raise ValueError(f"retry cap = {self.cap} must be at least base = {self.base}")
-        if self.jitter != "full" and not 0 <= self.jitter <= 1:
-            raise ValueError(f"retry jitter = {self.jitter} must be between 0 and 1, or 'full'")
+        if self.jitter != "full" and not (is_number(self.jitter) and 0 <= self.jitter <= 1):
+            raise ValueError(f"retry jitter = {self.jitter!r} must be between 0 and 1, or 'full'")
         if self.time_budget is not None and self.kind != "indefinite":
             raise ValueError(f"retry time_budget needs kind='indefinite', not {self.kind!r}")
         if self.time_budget is not None and self.time_budget <= timedelta(0):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from taskqd.domain.arguments import holds_nul, is_text
 from taskqd.domain.errors import ScheduleDefinitionError
 from taskqd.domain.names import QUEUE_RULE, is_queue_name, nearest
 from taskqd.domain.recurrence import DstStrategy, Kind, recurrence
@@ -16,6 +17,7 @@ CATCH_UP_WINDOW = 3600.0
 """Seconds that a slot may be late where a declaration says nothing of it; none is too late where all are to fire."""
 MAX_CATCH_UP = 1000
 MAX_NAME = 200
+MAX_KEY = 1024
 MAX_WINDOW, MAX_SMEAR = 365 * 86400.0, 3600.0
 MAX_PAYLOAD = 64 * 1024
 _LONGEST = 365 * 86400.0
@@ -64,6 +66,11 @@ class Schedule:
     enabled: bool = True
 
     def __post_init__(self) -> None:
+        for name, value in (("name", self.name), ("actor", self.actor)):
+            if not is_text(value) or not value.strip() or len(value.encode()) > MAX_NAME:
+                raise ScheduleDefinitionError(
+                    f"schedule {self.name!r}: {name} = {value!r} must be text of 1 to {MAX_NAME} bytes, without NUL"
+                )
         try:
             recurrence(self.kind, self.expression, self.timezone, self.dst_strategy, self.name)
             problem = self._problem()
@@ -79,14 +86,11 @@ class Schedule:
 
     def _problem(self) -> str:
         """Say what is wrong with it, ``""`` when nothing is."""
-        for name, value in (("name", self.name), ("actor", self.actor)):
-            if not isinstance(value, str) or not value.strip() or not 1 <= len(value.encode()) <= MAX_NAME:
-                return f"{name} = {value!r} must be text of 1 to {MAX_NAME} bytes"
         for name, value, known in (
             ("catch_up", self.catch_up, ("fire_once", "fire_all", "skip")),
             ("overlap", self.overlap, ("allow", "forbid")),
         ):
-            if value not in known:
+            if not isinstance(value, str) or value not in known:
                 return f"{name} = {value!r} must be {' or '.join(known)}{nearest(str(value), known)}"
         if not _whole(self.catch_up_max) or not 1 <= self.catch_up_max <= MAX_CATCH_UP:
             return f"catch_up_max = {self.catch_up_max!r} must be a whole number from 1 to {MAX_CATCH_UP}"
@@ -98,12 +102,17 @@ class Schedule:
                 return f"{name} = {seconds!r} must be {low} to {high:g} seconds"
         if self.payload is not None and self.payload_factory is not None:
             return "payload and payload_factory exclude each other"
+        if self.payload is not None and holds_nul(self.payload):
+            return "its payload holds a NUL character (\\u0000), which Postgres cannot store"
         if self.payload is not None and len(self.payload.encode()) > MAX_PAYLOAD:
             return (
                 f"its payload is {len(self.payload.encode())} bytes, the limit is {MAX_PAYLOAD}; use a payload factory"
             )
-        if self.identity_key is not None and not 1 <= len(self.identity_key.encode()) <= 1024:
-            return f"identity_key = {self.identity_key!r} must be 1 to 1024 bytes"
+        key = self.identity_key
+        if key is not None and not (is_text(key) and key.strip() and len(key.encode()) <= MAX_KEY):
+            return f"identity_key = {key!r} must be text of 1 to {MAX_KEY} bytes, neither blank nor with a NUL"
+        if self.enabled not in (True, False):
+            return f"enabled = {self.enabled!r} must be True or False"
         for option, given in self.options.items():
             if option not in _OPTIONS:
                 return f"option {option!r} is unknown{nearest(option, _OPTIONS)}; there are {', '.join(_OPTIONS)}"
@@ -151,6 +160,16 @@ def _limit(value: Any) -> bool:
     return _number(value) and 0 < value <= _LONGEST
 
 
+def _metadata(value: Any) -> bool:
+    if not isinstance(value, dict) or "taskq_schedule" in value:
+        return False
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return is_text(text) and not holds_nul(text) and len(text.encode()) <= MAX_PAYLOAD
+
+
 def _tags(value: Any) -> bool:
     return (
         isinstance(value, (list, tuple))
@@ -164,8 +183,8 @@ _OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "priority": (lambda value: _whole(value) and -32768 <= value <= 32767, "a whole number from -32768 to 32767"),
     "tags": (_tags, "1 to 50 words of letters, digits, _ and -, at most 100 characters each"),
     "metadata": (
-        lambda value: isinstance(value, dict) and "taskq_schedule" not in value and len(json.dumps(value)) <= 65_536,
-        "an object of at most 64 KiB, without the key 'taskq_schedule'",
+        _metadata,
+        "an object of at most 64 KiB, without NUL, without the key 'taskq_schedule'",
     ),
     "start_to_close": (_limit, "seconds above zero, up to 365 days"),
     "schedule_to_close": (_limit, "seconds above zero, up to 365 days"),

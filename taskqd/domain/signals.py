@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from enum import StrEnum
 
+from taskqd.domain.arguments import check_flag, seconds_of
+
 
 class CancelOrigin(StrEnum):
     """Who asked a running job to stop."""
@@ -23,21 +25,15 @@ MAX_DELAY = timedelta(days=365)
 """The longest a job may put itself off in one step."""
 
 
-def _seconds(delay: timedelta | float) -> float:
-    seconds = delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
-    if not 0 <= seconds <= MAX_DELAY.total_seconds():
-        raise ValueError(f"delay = {seconds} s must be between 0 and {MAX_DELAY.days} days")
-    return seconds
-
-
 class Snooze(Exception):
     """Raise it to run again after ``delay`` (timedelta, or seconds) without spending an attempt.
 
-    A snooze that lands past the job's ``schedule_to_close`` ends it as failed with ``DeadlineExceeded``.
+    A snooze that lands past the job's ``schedule_to_close`` ends it as failed with ``DeadlineExceeded``. Raises
+    ``ValueError`` for a delay that is not 0 to 365 days.
     """
 
     def __init__(self, delay: timedelta | float) -> None:
-        self.delay = _seconds(delay)
+        self.delay = seconds_of("delay", delay, MAX_DELAY)
         super().__init__(f"snooze for {self.delay:g} s")
 
 
@@ -49,6 +45,7 @@ class RetryAfter(Exception):
     """
 
     def __init__(self, delay: timedelta | float, *, consume_budget: bool = True) -> None:
-        self.delay = _seconds(delay)
+        self.delay = seconds_of("delay", delay, MAX_DELAY)
+        check_flag("consume_budget", consume_budget)
         self.consume_budget = consume_budget
         super().__init__(f"retry after {self.delay:g} s")

@@ -10,6 +10,8 @@ from typing import Any
 
 import asyncpg
 
+from taskqd.domain.arguments import check_seconds
+from taskqd.storage.schema_name import check_schema_name
 from taskqd.storage.statements import load
 
 DEFAULT_WINDOW = 3600.0
@@ -143,6 +145,7 @@ async def read_insights(database: Any, schema: str = "taskq", *, window: float =
     schedule. Raises ``ValueError`` for a window outside its bounds.
     """
     check_window(window)
+    check_schema_name(schema)
     if isinstance(database, asyncpg.Pool):
         async with database.acquire(timeout=_TIMEOUT) as conn:
             return await read_insights(conn, schema, window=window)
@@ -164,6 +167,7 @@ async def read_insights(database: Any, schema: str = "taskq", *, window: float =
 def insights_sql(schema: str = "taskq", *, window: float = DEFAULT_WINDOW) -> dict[str, str]:
     """Return the statements themselves, by name, with their values filled in: for psql, or a dashboard."""
     check_window(window)
+    check_schema_name(schema)
     sql = load("insights", schema)
     values = {"queues": (f"{window:g}", SAMPLE, MAX_WAITING), "schedules": (f"{window:g}", FIRES)}
     filled = {}
@@ -177,8 +181,7 @@ def insights_sql(schema: str = "taskq", *, window: float = DEFAULT_WINDOW) -> di
 
 def check_window(window: float) -> None:
     """Raise ``ValueError`` unless ``window`` is within its bounds."""
-    if not _SHORTEST <= window <= LONGEST_WINDOW:
-        raise ValueError(f"window = {window:g} must be from {_SHORTEST:g} to {LONGEST_WINDOW:g} seconds")
+    check_seconds("window", window, _SHORTEST, LONGEST_WINDOW)
 
 
 def judge(queues: Sequence[QueueFigures], schedules: Sequence[ScheduleFigures]) -> list[Insight]:

@@ -13,6 +13,8 @@ _MAX_BYTES = 63
 
 def check_schema_name(name: str) -> str:
     """Return ``name`` when it can name a schema of ours, else raise ``ConfigError`` that says what is allowed."""
+    if not isinstance(name, str):
+        raise ConfigError(f"schema = {name!r} must be text: {SCHEMA_RULE}")
     if is_schema_name(name):
         return name
     raise ConfigError(f"schema name {name!r} is invalid: allowed are {SCHEMA_RULE}{_suggestion(name)}")

@@ -160,7 +160,9 @@ def test_it_goes_above_the_actor() -> None:
 
 
 def test_intervals_are_bounded() -> None:
-    with pytest.raises(ScheduleDefinitionError, match=r"an interval of 0.1 s must be 1 s to 365 days"):
+    with pytest.raises(
+        ScheduleDefinitionError, match=r"interval = 0.1 must be a timedelta or seconds, 1 s to 365 days"
+    ):
         every(0.1, an_actor())
     with pytest.raises(ScheduleDefinitionError, match="must be a timedelta or seconds"):
         every("5m", an_actor())  # type: ignore[arg-type]

@@ -186,7 +186,7 @@ async def test_the_jobs_of_a_batch_come_in_pages(tq: TaskQ, finish: Finish) -> N
 
 @pytest.mark.parametrize("limit", [0, -1, 1001])
 async def test_a_page_is_one_to_a_thousand_jobs(tq: TaskQ, limit: int) -> None:
-    with pytest.raises(ValueError, match=f"limit = {limit} must be between 1 and 1000"):
+    with pytest.raises(ValueError, match=f"limit = {limit} must be a whole number between 1 and 1000"):
         await tq.batch_jobs(new_uuid(), limit=limit)
 
 
@@ -253,7 +253,7 @@ async def test_a_job_of_the_batch_need_not_wait_for_itself(tq: TaskQ, finish: Fi
     assert status == BatchStatus(1, 0, 1, 0, 0, 0, 0)
 
 
-@pytest.mark.parametrize(("asked", "given"), [(10.0, 10.0), (0.0, 1.0), (-5.0, 1.0), (2.5, 2.5)])
+@pytest.mark.parametrize(("asked", "given"), [(10.0, 10.0), (0.0, 1.0), (2.5, 2.5)])
 async def test_the_snooze_is_as_long_as_asked_and_at_least_a_second(asked: float, given: float) -> None:
     with pytest.raises(Snooze) as caught:
         await wait_for_batch(Counts({"pending": 1}), new_uuid(), snooze_interval=asked)

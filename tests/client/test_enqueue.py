@@ -221,7 +221,7 @@ def nested(depth: int) -> dict[str, Any]:
         ({"unique_while": "forever"}, ValueError, "unique_while = 'forever' must be 'stored' or 'active'"),
         ({"unique_while": "active"}, ValueError, "need an idempotency_key"),
         ({"idempotency_scope": "s"}, ValueError, "need an idempotency_key"),
-        ({"tags": "urgent"}, TypeError, "tags = 'urgent' must be a sequence of words, not one string"),
+        ({"tags": "urgent"}, TypeError, "tags = 'urgent' must be a list or a tuple of words"),
         ({"tags": ["a,b"]}, ValueError, "tag 'a,b' must be letters, digits, '_' and inner '-'"),
         ({"tags": ["-a"]}, ValueError, "tag '-a' must be"),
         ({"tags": ["a-"]}, ValueError, "tag 'a-' must be"),

@@ -186,5 +186,5 @@ async def test_batches_are_listed_newest_first(tq: TaskQ) -> None:
     assert await listed(active=False) == [three.batch_id]
     assert await listed(limit=1) == [three.batch_id]
     for limit in (0, 501):
-        with pytest.raises(ValueError, match=f"limit = {limit} must be between 1 and 500"):
+        with pytest.raises(ValueError, match=f"limit = {limit} must be a whole number between 1 and 500"):
             BatchFilter(limit=limit)

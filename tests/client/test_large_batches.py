@@ -245,7 +245,7 @@ async def test_a_stream_is_part_of_the_callers_transaction(tq: TaskQ, dsn: str, 
     [
         ({"chunk_size": 0}, "chunk_size = 0 must be a whole number between 1 and 1000"),
         ({"chunk_size": 1001}, "chunk_size = 1001 must be"),
-        ({}, "a batch takes at least one item, the stream held none"),
+        ({}, "items held none; a batch takes at least one item"),
     ],
 )
 async def test_a_stream_of_nothing_or_in_bad_chunks_is_refused(tq: TaskQ, options: Any, fix: str) -> None:

@@ -34,9 +34,9 @@ from tests.support import eventually
     [
         ({}, "TaskQ takes exactly one of dsn= and pool="),
         ({"dsn": "postgresql://x", "pool": object()}, "TaskQ takes exactly one of dsn= and pool="),
-        ({"dsn": "postgresql://x", "min_pool_size": 0}, "must satisfy 1 <= min <= max <= 100"),
+        ({"dsn": "postgresql://x", "min_pool_size": 0}, "min_pool_size = 0 must be a whole number between 1 and 100"),
         ({"dsn": "postgresql://x", "min_pool_size": 6}, "min_pool_size = 6 and max_pool_size = 5 must satisfy"),
-        ({"dsn": "postgresql://x", "max_pool_size": 101}, "max_pool_size = 101 must satisfy"),
+        ({"dsn": "postgresql://x", "max_pool_size": 101}, "max_pool_size = 101 must be"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], fix: str) -> None:

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 
 from taskqd.actors.di.dependency import Dependency, Scope, read_parameters, type_name
+from taskqd.domain.arguments import is_number
 from taskqd.domain.errors import DependencyCycle, DIError, MissingProvider, ScopeViolation
 from taskqd.domain.names import nearest
 
 if TYPE_CHECKING:
     from taskqd.actors.actor import ActorRef
 
+LONGEST_TIMEOUT = 3600.0
 FACTORY_TIMEOUT = 30.0
 """Seconds that a factory, or the teardown of what it made, may take."""
 
@@ -78,6 +80,7 @@ class ProviderRegistry:
 
     def register_value(self, kind: type[Any], scope: Scope, value: Any) -> None:
         """Give out ``value`` where a ``kind`` is asked for. Raises ``DIError`` when it is none."""
+        _check_kind(kind)
         if not getattr(kind, "_is_protocol", False) and isinstance(kind, type) and not isinstance(value, kind):
             raise DIError(f"the value for {type_name(kind)} is a {type_name(type(value))}")
         self._add(Provider(kind, scope, None, value))
@@ -91,6 +94,7 @@ class ProviderRegistry:
         own, others where the actor runs: there it must not block. One of THREAD scope must be plain. Raises
         ``DIError``.
         """
+        _check_kind(kind)
         is_async = inspect.iscoroutinefunction(factory) or inspect.isasyncgenfunction(factory)
         make: Callable[..., Any] = factory
         if inspect.isasyncgenfunction(factory):
@@ -103,7 +107,7 @@ class ProviderRegistry:
                 kind,
                 scope,
                 make,
-                parameters=_parameters(kind, factory),
+                parameters=_parameters(kind, "factory", factory),
                 is_async=is_async,
                 is_generator=is_generator,
                 timeout=timeout,
@@ -119,8 +123,9 @@ class ProviderRegistry:
         timeout: float = FACTORY_TIMEOUT,
     ) -> None:
         """Make a ``kind``, or the ``implementation`` of it, by calling the class. Raises ``DIError``."""
+        _check_kind(kind)
         made = kind if implementation is None else implementation
-        self._add(Provider(kind, scope, made, parameters=_parameters(kind, made), timeout=timeout))
+        self._add(Provider(kind, scope, made, parameters=_parameters(kind, "implementation", made), timeout=timeout))
 
     def transactional(self) -> None:
         """Let each async actor run inside a transaction of its own that ends with its job's success.
@@ -141,16 +146,18 @@ class ProviderRegistry:
     def _add(self, provider: Provider) -> None:
         if self._sealed:
             raise DIError(f"{type_name(provider.type)} is registered too late: a worker has read the providers")
-        if not isinstance(provider.type, type):
-            raise DIError(f"{provider.type!r} is not a class; providers are registered by class")
+        _check_kind(provider.type)
         if not isinstance(provider.scope, Scope):
             raise DIError(f"scope = {provider.scope!r} of {type_name(provider.type)} must be a Scope")
         if provider.type in self._providers:
             raise DIError(f"{type_name(provider.type)} is registered twice")
         if provider.scope is Scope.THREAD and provider.is_async:
             raise DIError(f"the factory of {type_name(provider.type)} is async; one of THREAD scope must be plain")
-        if provider.timeout <= 0:
-            raise DIError(f"timeout = {provider.timeout} of {type_name(provider.type)} must be above 0")
+        if not is_number(provider.timeout) or not 0 < provider.timeout <= LONGEST_TIMEOUT:
+            raise DIError(
+                f"timeout = {provider.timeout!r} of {type_name(provider.type)} must be above 0, "
+                f"up to {LONGEST_TIMEOUT:g} seconds"
+            )
         self._providers[provider.type] = provider
 
     # -- look-up --------------------------------------------------------------------------------------
@@ -240,10 +247,15 @@ class ProviderRegistry:
         )
 
 
-def _parameters(kind: type[Any], make: Callable[..., Any]) -> dict[str, Dependency]:
-    where = f"the provider of {type_name(kind) if isinstance(kind, type) else kind!r}"
+def _check_kind(kind: object) -> None:
+    if not isinstance(kind, type):
+        raise DIError(f"kind = {kind!r} is not a class; providers are registered by class")
+
+
+def _parameters(kind: type[Any], what: str, make: Callable[..., Any]) -> dict[str, Dependency]:
+    where = f"the provider of {type_name(kind)}"
     if not callable(make):
-        raise DIError(f"{where} is {make!r}, which cannot be called")
+        raise DIError(f"{where}: {what} = {make!r} cannot be called")
     if isinstance(make, partial) or (isinstance(make, type) and "__init__" not in _attributes(make)):
         return {}
     try:

@@ -64,7 +64,7 @@ SECTIONS = {
 }
 MEANINGS = {
     "actors": "The actors of all workers, as `module:attribute`: a list, tuple or mapping of `@actor` functions.",
-    "scheduler.enabled": "Run the scheduler. Without it an elected worker maintains the queue.",
+    "scheduler.enabled": "Run the scheduler. Without it a worker whose `maintenance` is not `off` does its work.",
 }
 """What the parser keeps in no field of its own."""
 

@@ -75,6 +75,8 @@ if TYPE_CHECKING:
     from taskqd.domain.signals import RetryAfter as RetryAfter
     from taskqd.domain.signals import Snooze as Snooze
     from taskqd.domain.status import JobStatus as JobStatus
+    from taskqd.maintenance.runtime import TaskqRuntime as TaskqRuntime
+    from taskqd.maintenance.runtime import taskq_lifespan as taskq_lifespan
     from taskqd.settings.errors import SettingsError as SettingsError
 
 __version__ = "0.1.0"
@@ -145,6 +147,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
     "taskqd.domain.retry": ("RetryOverride", "RetryPolicy"),
     "taskqd.domain.signals": ("CancelOrigin", "RetryAfter", "Snooze"),
     "taskqd.domain.status": ("JobStatus",),
+    "taskqd.maintenance.runtime": ("TaskqRuntime", "taskq_lifespan"),
     "taskqd.settings.errors": ("SettingsError",),
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}

@@ -23,6 +23,7 @@ QUICK = {
     "TASKQ_TERMINATION_GRACE_PERIOD": "30",
     "TASKQ_WATCHDOG_ENABLED": "false",
     "TASKQ_SWEEP_INTERVAL": "1",
+    "TASKQ_MAINTENANCE": "off",  # what a test plants is for whom it starts
     "TASKQ_NOTIFY_POLL_INTERVAL": "1",
 }
 """Settings on which faults show within seconds. The lease floor of these is 2.5 s."""

@@ -88,7 +88,8 @@ def _rows(budget: dict[str, Any]) -> list[tuple[str, ...]]:
             held = part["each"] * processes
             direct, pooled = (0, held) if part["pooled"] else (held, 0)
             rows.append(_row(f"  {part['role']}", direct, pooled, each=part["each"], idle=part["idle"]))
-    rows.append(_row("elected leader", budget["leader"], 0))
+    if budget["leader"]:
+        rows.append(_row("elected leader", budget["leader"], 0, idle=budget["leader_idle"]))
     rows.append(_total("web pods", budget["web_connections"], processes=budget["web_pods"]))
     rows.append(_total("application", budget["app_connections"]))
     rows.append(_row("steady", budget["direct"], budget["pooled"], total=budget["total"]))

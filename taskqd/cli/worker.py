@@ -30,6 +30,7 @@ def _max_runtime(text: str) -> float:
 @click.option("--queues", multiple=True, metavar="NAME", help="A queue to serve; repeat it, or separate by commas.")
 @click.option("--max-concurrency", metavar="N", help="Jobs that run at once.")
 @click.option("--poll-interval", metavar="DURATION", help="Time between polls when notifications are off.")
+@click.option("--maintenance", metavar="auto|off|on", help="Whether it maintains the schema as a scheduler does.")
 @click.option("--worker-group", metavar="NAME", help="The group that this worker belongs to; a label.")
 @click.option("--worker-label", metavar="NAME", help="A name for this worker in lists and logs.")
 @click.option("--workgroup-instance", metavar="UUID", help="Id of the running workgroup.")

@@ -17,7 +17,7 @@ from taskqd.domain.background import BackgroundLoop, FailureHook
 from taskqd.maintenance.firing import Firing, FiringLoop
 from taskqd.maintenance.housekeeping import Housekeeping, HousekeepingLoops
 from taskqd.maintenance.retention import Retention, RetentionLoop
-from taskqd.observe.logs import get_logger
+from taskqd.observe.logs import LibraryLogger
 from taskqd.settings import Settings
 from taskqd.storage.statements import load
 
@@ -36,7 +36,7 @@ _WITHDRAW_TIMEOUT = 2.0
 
 Kind = Literal["scheduler", "worker", "fallback", "runtime"]
 
-_log = get_logger("taskqd.maintenance")
+_log = LibraryLogger("taskqd.maintenance")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from taskqd.domain.background import BackgroundLoop, FailureHook
 from taskqd.domain.errors import ScheduleDefinitionError
 from taskqd.domain.ids import new_uuid
 from taskqd.maintenance.deciding import Claimed, Decision, decide
-from taskqd.observe.logs import get_logger
+from taskqd.observe.logs import LibraryLogger
 from taskqd.storage.statements import load
 
 CADENCE = 1.0
@@ -48,7 +48,7 @@ _AWAY = (
 )
 """What no schedule is at fault for, however the batch is divided."""
 
-_log = get_logger("taskqd.maintenance.firing")
+_log = LibraryLogger("taskqd.maintenance.firing")
 
 
 @dataclass(slots=True)

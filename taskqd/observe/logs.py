@@ -80,6 +80,41 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
     return cast("structlog.stdlib.BoundLogger", structlog.get_logger(name))
 
 
+class LibraryLogger:
+    """The logger called ``name`` of what may also run in somebody else's process.
+
+    Where :func:`configure` has set up this process's logs it is as good as :func:`get_logger`; elsewhere its lines go to
+    the standard library's logger of that name, as the process has set that up, and never past it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._ours = get_logger(name)
+        self._plain: structlog.stdlib.BoundLogger = structlog.wrap_logger(
+            logging.getLogger(name),
+            processors=[
+                structlog.stdlib.filter_by_level,
+                structlog.processors.KeyValueRenderer(key_order=["event"]),
+            ],
+            wrapper_class=structlog.stdlib.BoundLogger,
+        )
+
+    def info(self, event: str, **fields: Any) -> None:
+        """Tell what has happened."""
+        self._chosen.info(event, **fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        """Tell what has gone wrong, and is tried again or done without."""
+        self._chosen.warning(event, **fields)
+
+    def error(self, event: str, **fields: Any) -> None:
+        """Tell what somebody must look at."""
+        self._chosen.error(event, **fields)
+
+    @property
+    def _chosen(self) -> structlog.stdlib.BoundLogger:
+        return self._plain if _sink is None else self._ours
+
+
 def flush(timeout: float = FLUSH_TIME) -> None:
     """Wait for the lines logged so far, for at most ``timeout`` seconds. For a process that ends itself hard."""
     if _sink is not None:

@@ -178,6 +178,12 @@ class Settings(BaseSettings):
         5.0, 0.5, 3600, "Time between two ticks: expired leases are taken back, lapsed deadlines end their jobs."
     )
 
+    maintenance: Annotated[Literal["auto", "off", "on"], v.LowerCase] = _setting(
+        "auto",
+        "Whether a worker maintains the schema and fires schedules as a scheduler does: 'auto', one worker, while no "
+        "scheduler lives; 'on', always; 'off', never.",
+    )
+
     # -- stopping ---------------------------------------------------------------------------------
     termination_grace_period: v.Seconds = _seconds(
         85.0, 5, DAY, "What the platform grants between SIGTERM and SIGKILL; the watchdog enforces it."
@@ -339,7 +345,7 @@ def _allowed(field: FieldInfo, unit: str | None) -> str:
     elif low is not None and high is not None:
         kind = "a duration" if unit == "seconds" else "a whole number"
         text = f"{kind} from {show(low)} to {show(high)}{f' {unit}' if unit else ''}"
-    elif kinds & {"json", "INFO", "env"}:
+    elif kinds & {"json", "INFO", "env", "auto"}:
         text = "one of " + ", ".join(map(str, get_args(field.annotation)))
     elif SecretStr in kinds:
         text = "a Postgres URL"

@@ -54,6 +54,14 @@ class Rotation:
         self._unread: str | None = None
         self._loop = BackgroundLoop("credentials", self._step, cadence=max(interval, 1.0), on_failure=on_failure)
 
+    def add(self, resource: str, renew: Renew) -> None:
+        """Renew one more from now on."""
+        self._resources[resource] = renew
+
+    def remove(self, resource: str) -> None:
+        """Renew it no more, if it was."""
+        self._resources.pop(resource, None)
+
     def start(self) -> None:
         """Begin to look, where there is anything to look at."""
         if self._login is not None and self._interval > 0:
@@ -77,7 +85,7 @@ class Rotation:
         """
         async with self._renewing, nullcontext() if self._turn is None else self._turn.taken():
             fresh = None if self._login is None else await self._read(self._login)
-            results = await asyncio.gather(*(_renew(name, renew) for name, renew in self._resources.items()))
+            results = await asyncio.gather(*(_renew(name, renew) for name, renew in list(self._resources.items())))
             failed = [f"{result['resource']}: {result['error']}" for result in results if not result["ok"]]
             self._stale = "; ".join(failed)[:_LONGEST_REASON] or None
             if not failed:

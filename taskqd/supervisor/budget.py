@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from taskqd.domain.budget import CLIENT_POOL_SIZE, LEADER_EXTRA
+from taskqd.domain.budget import CLIENT_POOL_SIZE
 from taskqd.supervisor.fleet import PREFLIGHT_CONNECTIONS, SCHEDULER_CONNECTIONS, SCHEDULER_IDLE, Crew, Fleet
 from taskqd.supervisor.room import Fit, Limits, Verdict
 
@@ -56,7 +56,8 @@ def describe_fleet(fleet: Fleet, limits: Limits | None, verdict: Verdict) -> dic
         "total": total.total,
         "pgbouncer_recommended": total.pgbouncer_recommended,
         "workers": [_row(crew, fleet.supervisors) for crew in fleet.crews],
-        "leader": LEADER_EXTRA if fleet.crews else 0,
+        "leader": fleet.leader,
+        "leader_idle": fleet.leader_idle,
         "web_pods": fleet.web_pods,
         "web_connections": fleet.web_pods * CLIENT_POOL_SIZE,
         "app_connections": fleet.app_connections,

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 
 from taskqd.domain.budget import (
     CLIENT_POOL_SIZE,
+    HOSTING,
     LEADER_EXTRA,
     ConnectionBudget,
+    Maintenance,
     Sessions,
     compute_connection_budget,
     worker_pool_size,
@@ -36,6 +38,7 @@ class Crew:
     heartbeat_pool_size: int = 4
     per_slot: bool = False
     listens: bool = True
+    maintenance: Maintenance = "auto"
 
     @property
     def budget(self) -> ConnectionBudget:
@@ -47,6 +50,7 @@ class Crew:
             heartbeat_pool_size=self.heartbeat_pool_size,
             per_slot=self.per_slot,
             leader=False,
+            maintenance=self.maintenance,
         )
 
     @property
@@ -58,6 +62,7 @@ class Crew:
             heartbeat_pool_size=self.heartbeat_pool_size,
             per_slot=self.per_slot,
             listens=self.listens,
+            maintenance=self.maintenance,
         )
 
     def each(self, *, pooler: bool) -> int:
@@ -88,9 +93,25 @@ class Fleet:
     """Some process looks for a new credential by itself, so that a rotation may begin at any time."""
 
     @property
+    def leader(self) -> int:
+        """What the elected leader adds to its own, where workers elect one. It is one, however many supervisors."""
+        return LEADER_EXTRA if any(crew.maintenance == "auto" for crew in self.crews) else 0
+
+    @property
+    def leader_idle(self) -> int:
+        """What it holds while nobody else maintains the schema."""
+        attended = self.scheduler or any(crew.maintenance == "on" for crew in self.crews)
+        return 0 if attended or not self.leader else HOSTING["on"]
+
+    @property
+    def is_attended(self) -> bool:
+        """True when some process of it maintains the schema, or would."""
+        return self.scheduler or any(crew.maintenance != "off" for crew in self.crews)
+
+    @property
     def direct(self) -> int:
-        """Connections that no transaction pooler can serve. One leader exists, however many supervisors."""
-        return self.supervisors * sum(crew.budget.direct for crew in self.crews) + (LEADER_EXTRA if self.crews else 0)
+        """Connections that no transaction pooler can serve."""
+        return self.supervisors * sum(crew.budget.direct for crew in self.crews) + self.leader
 
     @property
     def pooled(self) -> int:
@@ -153,7 +174,7 @@ class Fleet:
     def idle(self) -> int:
         """What the group holds soon after its start, without work."""
         workers = sum(crew.replicas * sum(part.idle for part in crew.sessions) for crew in self.crews)
-        return self.supervisors * (workers + (SCHEDULER_IDLE if self.scheduler else 0))
+        return self.supervisors * (workers + (SCHEDULER_IDLE if self.scheduler else 0)) + self.leader_idle
 
     def without(self, names: Collection[str]) -> Fleet:
         """Return the fleet without the workers of these names."""

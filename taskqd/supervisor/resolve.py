@@ -29,6 +29,10 @@ from taskqd.supervisor.workgroup import SCHEDULER, Workgroup, WorkgroupError, lo
 _GRACES = ("cancellation_grace_period", "cleanup_grace_period")
 _NO_GRACES: dict[str, Any] = dict.fromkeys(_GRACES, 0)
 _SOURCE = frozenset(f"pg_credential_{key}" for key in Source.__dataclass_fields__)
+_UNATTENDED = (
+    '[scheduler] enabled = false, and maintenance = "off" for every worker: no process of this group fires schedules, '
+    "takes back jobs of dead workers or ends those past their deadline; have a `taskqd scheduler run` elsewhere"
+)
 _ENDLESS = {"termination_grace_period": 86400}
 
 
@@ -78,13 +82,14 @@ def resolve(path: str) -> Resolution:
         health_address=address and f"{address[0]}:{address[1]}",
         logs=workgroup.supervisor.logs,
     )
+    fleet = _fleet(workgroup, parts, group.settings)
     return Resolution(
         workgroup=workgroup,
         settings=group.settings,
         plan=plan,
-        fleet=_fleet(workgroup, parts, group.settings),
+        fleet=fleet,
         actors=tuple(dict.fromkeys(worker.actors for worker in workgroup.workers)),
-        warnings=group.warnings,
+        warnings=group.warnings if fleet.is_attended else (*group.warnings, _UNATTENDED),
         resolved={"": group, **resolver.resolved},
     )
 
@@ -285,6 +290,7 @@ def _fleet(workgroup: Workgroup, parts: list[tuple[ChildSpec, Settings]], group:
             dispatcher_pool_size=settings.dispatcher_pool_size,
             heartbeat_pool_size=settings.heartbeat_pool_size,
             listens=settings.notify_enabled,
+            maintenance=settings.maintenance,
         )
         for spec, settings in parts
         if spec.role == "worker"

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
@@ -33,6 +34,7 @@ from taskqd.storage.swap import SwapPool
 from taskqd.worker import report
 from taskqd.worker.closing import all_within
 from taskqd.worker.engine import Engine, loop_failed
+from taskqd.worker.hosting import Hosting
 from taskqd.worker.idle import IdleWatch
 from taskqd.worker.injection import announce
 from taskqd.worker.isolated.launch import Launched, launch
@@ -42,6 +44,8 @@ from taskqd.worker.watchdog import Watchdog
 
 _ENLIST_TIMEOUT = 30.0
 """Seconds that one statement at the start may take."""
+HOST_STOP_TIMEOUT = 20.0
+"""Seconds that the end of maintenance may take where the jobs' time lasts as long."""
 
 _log = logs.get_logger("taskqd.worker")
 
@@ -102,6 +106,7 @@ class Worker:
         self._max_runtime: float | None = None
         self._idle_watch: IdleWatch | None = None
         self._stuck_watch: StuckWatch | None = None
+        self._hosting: Hosting | None = None
         self._end: ExitCode | None = None
         self._recycled = False
         self._group_ends = False
@@ -118,7 +123,7 @@ class Worker:
             settings.health_socket_path,
             live=lambda: report.live(self._phase),
             ready=lambda: report.ready(self._engine, self._phase, settings.heartbeat_interval),
-            metrics=lambda: report.metrics(self._engine) + self._watchdog.stalls.metrics(),
+            metrics=self._metrics,
             on_place=tell_place,
         )
 
@@ -161,7 +166,7 @@ class Worker:
         settings = self._settings
         if self._link is not None:
             await self._link.start(
-                lambda: report.beat(self._engine, self._phase, settings.max_concurrency, self.id),
+                self._beat,
                 self._on_drain,
                 self._on_quiet,
                 on_release=self._on_release,
@@ -186,10 +191,23 @@ class Worker:
             self._engine.consumers, settings.cleanup_grace_period, self._on_stuck, loop_failed
         )
         self._stuck_watch.loop.start()
+        self._hosting = Hosting(
+            settings, self.id, self._group, self._engine.pools[0], self._engine.credentials, on_failure=loop_failed
+        )
+        self._hosting.start()
         if self._until_idle:
             self._idle_watch = self._engine.watch_idle(self._max_runtime, self._on_idle)
         if self._link is not None:
             self._engine.group_row.loop.start()
+
+    def _beat(self) -> dict[str, object]:
+        hosts = self._hosting is not None and self._hosting.maintains
+        told = report.beat(self._engine, self._phase, self._settings.max_concurrency, self.id)
+        return {**told, "maintains": hosts}
+
+    def _metrics(self) -> str:
+        hosting = "" if self._hosting is None else self._hosting.metrics()
+        return report.metrics(self._engine) + self._watchdog.stalls.metrics() + hosting
 
     def _database_away(self, why: str, pause: float) -> None:
         _log.warning("database-unavailable", why=why, retry_in=round(pause, 2))
@@ -264,13 +282,14 @@ class Worker:
             dispatcher_pool_size=settings.dispatcher_pool_size,
             heartbeat_pool_size=settings.heartbeat_pool_size,
             leader=False,
+            maintenance=settings.maintenance,
         )
         _log.info(
             "worker-startup-budget",
             direct=budget.direct,
             pooled=budget.pooled,
             total=budget.total,
-            leader_extra=LEADER_EXTRA,
+            leader_extra=LEADER_EXTRA if settings.maintenance == "auto" else 0,
             pgbouncer_recommended=budget.pgbouncer_recommended,
             lock_lease=settings.lock_lease,
             shutdown_seconds=settings.cancellation_grace_period + settings.cleanup_grace_period + TAIL,
@@ -359,8 +378,22 @@ class Worker:
             self._link.send_draining(phase, inflight)
 
     async def _drain(self) -> None:
-        if self._engine is not None:
-            await self._engine.drain(self._begin_stop(), self._plan_changed, self._enter)
+        if self._engine is None:
+            return
+        plan = self._begin_stop()
+        # Beside the rest, from the beginning: what its transactions need they mostly have before the jobs end.
+        hosting = asyncio.ensure_future(self._end_hosting(plan))
+        await self._engine.drain(plan, self._plan_changed, self._enter)
+        await hosting
+
+    async def _end_hosting(self, plan: ShutdownPlan) -> None:
+        """End what maintains the schema, when its statements have ended, or the jobs' time."""
+        if self._hosting is None:
+            return
+        ending = asyncio.ensure_future(self._hosting.stop(HOST_STOP_TIMEOUT))
+        while not ending.done() and time.monotonic() < plan.force_at:
+            await asyncio.wait([ending], timeout=0.1)
+        ending.cancel()
 
     async def _close(self) -> None:
         self._phase = "closing"
@@ -368,6 +401,8 @@ class Worker:
             await self._idle_watch.stop()
         if self._stuck_watch is not None:
             await self._stuck_watch.loop.stop(0.1)
+        if self._hosting is not None:
+            await all_within(1.0, self._hosting.stop(0.5))
         if self._engine is not None:
             await self._engine.close(with_group=self._group_ends)
         await all_within(1.0, self._health.stop())

@@ -79,11 +79,13 @@ SURFACE = [
     "TargetMismatchError",
     "TaskQ",
     "TaskQError",
+    "TaskqRuntime",
     "UniqueForLockTimeoutError",
     "actor",
     "cron",
     "every",
     "new_uuid",
+    "taskq_lifespan",
     "wait_for_batch",
 ]
 

@@ -79,6 +79,7 @@ class Held:
     def __init__(self, conn: asyncpg.Connection, prefix: str) -> None:
         self._conn = conn
         self._prefix = prefix
+        self.now = Counter[str]()
         self.most = Counter[str]()
         self.together = 0
         self.looks = 0
@@ -90,6 +91,7 @@ class Held:
             self._prefix,
         )
         now = Counter({row["name"].rpartition("/")[2]: row["count"] for row in rows})
+        self.now = now
         self.most |= now
         self.together = max(self.together, now.total())
         self.looks += 1
@@ -209,7 +211,7 @@ async def test_a_group_never_holds_more_than_its_budget_says(
     budget = json.loads(await taskqd(short_dir, env, "budget", "group.toml", "--json"))
     assert (budget["required"], budget["rotation"], budget["surge"], budget["peak"]) == (38, 16, 16, 70)
     (sessions,) = [worker["sessions"] for worker in budget["workers"]]
-    assert {part["role"]: part["each"] for part in sessions} == {**PER_ROLE, "election": 1}
+    assert {part["role"]: part["each"] for part in sessions} == {**PER_ROLE, "maintain": 1}
     held = Held(looker, f"taskqd/{schema}/group/")
 
     # At rest: what the table calls idle, role by role.
@@ -264,9 +266,12 @@ async def test_a_group_never_holds_more_than_its_budget_says(
 
 async def _is(held: Held, wanted: dict[str, int]) -> bool:
     """Two claims or renewals at the same moment have one more session of a worker's dispatch pool opened."""
-    now = await held.look()
+    return _matches(await held.look(), wanted)
+
+
+def _matches(now: Counter[str], wanted: dict[str, int]) -> bool:
     more = now["dispatch"] - wanted["dispatch"]
-    return 0 <= more <= 2 and dict(now) == {**wanted, "dispatch": now["dispatch"]}
+    return 0 <= more <= 2 and +now == +Counter({**wanted, "dispatch": now["dispatch"]})
 
 
 async def _lives_for(conn: asyncpg.Connection, schema: str, seconds: float) -> bool:
@@ -287,4 +292,40 @@ def check(held: Held, budget: dict[str, Any], *, more: int, each_more: int) -> N
     for name, most in PER_ROLE.items():
         assert held.most[name] <= (2 + each_more + 1) * most, held.most
     assert held.most["scheduler"] <= 2 * budget["scheduler"], held.most
-    assert set(held.most) <= {*PER_ROLE, "election", "scheduler", "preflight"}
+    assert set(held.most) <= {*PER_ROLE, "maintain", "scheduler", "preflight"}
+
+
+async def test_a_group_without_a_scheduler_holds_what_its_budget_says(
+    start: Callable[..., Command],
+    short_dir: Path,
+    secret: Path,
+    env: dict[str, str],
+    schema: str,
+    looker: asyncpg.Connection,
+) -> None:
+    (short_dir / "group_actors.py").write_text(ACTORS)
+    file = FILE.format(path=secret) + "sweep_interval = 0.5\n[scheduler]\nenabled = false\n"
+    (short_dir / "group.toml").write_text(file)
+    budget = json.loads(await taskqd(short_dir, env, "budget", "group.toml", "--json"))
+    assert (budget["required"], budget["scheduler"], budget["leader"], budget["leader_idle"]) == (35, 0, 2, 2)
+    held = Held(looker, f"taskqd/{schema}/group/")
+    async with held.watched():
+        running = start("run", "group.toml", env=env)
+        # One worker stands in, and it alone.
+        await eventually(lambda: held.most["maintain"], 60)
+        await eventually(lambda: _matches(held.now, {**IDLE, "scheduler": 0, "maintain": 2}), 60)
+        assert sum(IDLE.values()) == budget["idle"]
+        # A new credential reaches its connections too.
+        put(secret, "postgres")
+        await eventually(lambda: any("maintenance" in line["resources"] for line in reloads(running)), 60)
+        # It is replaced: another one stands in.
+        await taskqd(short_dir, env, "restart", "io", "--socket", "run/group.sock")
+        await eventually(lambda: _matches(held.now, {**IDLE, "scheduler": 0, "maintain": 2}), 60)
+    check(held, {**budget, "scheduler": 0}, more=budget["rotation"] + budget["surge"], each_more=2)
+    assert held.most["maintain"] <= 2 + 2 + 2 + 1
+    running.process.terminate()
+    assert running.wait() == 0, running.stderr
+
+
+def reloads(command: Command) -> list[dict[str, Any]]:
+    return [line for line in told(command, "credentials-reloaded") if "resources" in line]

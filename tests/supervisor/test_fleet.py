@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -30,19 +31,42 @@ def test_the_worked_examples() -> None:
     assert one_per_slot.total.total == 33
 
 
+HOSTING = {"auto": 1, "off": 0, "on": 2}
+WORKERS = st.tuples(st.integers(1, 50), st.integers(1, 200), st.sampled_from(sorted(HOSTING)))
+
+
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 200)), min_size=1, max_size=5), st.integers(0, 20))
-def test_the_formula_for_any_fleet(workers: list[tuple[int, int]], pods: int) -> None:
-    crews = tuple(Crew(f"w{i}", replicas, slots) for i, (replicas, slots) in enumerate(workers))
+@given(st.lists(WORKERS, min_size=1, max_size=5), st.integers(0, 20))
+def test_the_formula_for_any_fleet(workers: list[tuple[int, int, Any]], pods: int) -> None:
+    crews = tuple(Crew(f"w{i}", replicas, slots, maintenance=on) for i, (replicas, slots, on) in enumerate(workers))
     found = Fleet(crews, web_pods=pods)
-    assert found.direct == sum(replicas * (4 + 4 + 2) for replicas, _ in workers) + 2
-    assert found.pooled == sum(replicas * int(1.5 * slots) for replicas, slots in workers)
+    extra = 2 if any(on == "auto" for *_, on in workers) else 0
+    assert found.direct == sum(replicas * (4 + 4 + 1 + HOSTING[on]) for replicas, _, on in workers) + extra
+    assert found.direct == sum(crew.replicas * _direct(crew) for crew in crews) + extra
+    assert found.pooled == sum(replicas * int(1.5 * slots) for replicas, slots, _ in workers)
     assert found.total.total == found.direct + found.pooled + 5 * pods
     assert found.required == found.total.total + 3 + 1
 
 
+def _direct(crew: Crew) -> int:
+    return sum(part.most for part in crew.sessions if not part.pooled)
+
+
 def test_without_a_scheduler_it_is_not_counted() -> None:
-    assert Fleet((Crew("io", 1, 8),), scheduler=False).required == 24 + 1
+    alone = Fleet((Crew("io", 1, 8),), scheduler=False)
+    assert alone.required == 24 + 1
+    # What one of its workers holds in place of a scheduler is in that.
+    assert alone.idle == fleet().idle
+
+
+@pytest.mark.parametrize(
+    ("maintenance", "scheduler", "required", "idle"),
+    [("auto", True, 28, 6), ("off", True, 25, 6), ("on", True, 27, 8), ("auto", False, 25, 6), ("off", False, 22, 4)],
+)
+def test_who_maintains_the_schema_is_counted(maintenance: Any, scheduler: bool, required: int, idle: int) -> None:
+    found = Fleet((Crew("io", 1, 8, maintenance=maintenance),), scheduler=scheduler)
+    assert (found.required, found.idle) == (required, idle)
+    assert found.is_attended == (scheduler or maintenance != "off")
 
 
 def test_behind_a_pooler_only_direct_connections_reach_the_server() -> None:

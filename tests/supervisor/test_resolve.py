@@ -165,3 +165,21 @@ def test_auto_replicas_say_what_decided(resolved: Resolved) -> None:
     assert value == child(found, "io").replicas >= 1
     assert source.startswith("group.toml:15, auto: ")
     assert found.fleet.crews[1].replicas == value
+
+
+def test_a_group_that_nobody_maintains_is_warned_of(resolved: Resolved) -> None:
+    off = "[scheduler]\nenabled = false\n"
+    assert resolved(off).warnings == ()
+    found = resolved(f'maintenance = "on"\n{off}')
+    assert [crew.maintenance for crew in found.fleet.crews] == ["auto", "on"]
+    assert found.warnings == ()
+    assert resolved(TASKQ_MAINTENANCE="off").warnings == ()
+    (warning,) = resolved(off).warnings
+    assert "no process of this group fires schedules" in warning
+
+
+def test_whether_a_worker_maintains_is_a_word(resolved: Resolved) -> None:
+    with pytest.raises(WorkgroupError) as raised:
+        resolved("maintenance = true\n")
+    (problem,) = raised.value.problems
+    assert problem.startswith("group.toml:15:workers.io.maintenance = True: must be one of auto, off, on")

@@ -133,7 +133,7 @@ def test_settings_that_contradict_each_other_are_refused_for_good(fleet: Fleet) 
 
 
 async def test_what_it_needs_and_serves_is_logged_once(fleet: Fleet, jobs: JobTable) -> None:
-    worker = fleet.worker(concurrency=6)
+    worker = fleet.worker(concurrency=6, env={"TASKQ_MAINTENANCE": "auto"})
     budget = wait_for_event(worker, "worker-startup-budget")
     assert (budget["direct"], budget["pooled"], budget["total"]) == (10, 9, 19)
     ready = wait_for_event(worker, "worker-ready")

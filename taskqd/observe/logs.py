@@ -83,8 +83,8 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
 class LibraryLogger:
     """The logger called ``name`` of what may also run in somebody else's process.
 
-    Where :func:`configure` has set up this process's logs it is as good as :func:`get_logger`; elsewhere its lines go to
-    the standard library's logger of that name, as the process has set that up, and never past it.
+    Where :func:`configure` has set up this process's logs it is that of :func:`get_logger`; elsewhere lines go to the
+    standard library's logger of that name, as the process has set that up, and never past it.
     """
 
     def __init__(self, name: str) -> None:

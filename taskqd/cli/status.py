@@ -66,6 +66,8 @@ def screen(status: dict[str, Any], width: int) -> str:
         parts.append("credentials stale")
     elif ages and children:
         parts.append(f"credentials fresh {span(max(ages))}")
+    if hosts := [child["name"] for child in children if child["beat"].get("maintains") is True]:
+        parts.append(f"maintained by {', '.join(hosts)}")
     if status.get("change"):
         parts.append(f"{status['change']} under way")
     if status.get("up_s") is not None:

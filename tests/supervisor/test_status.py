@@ -209,6 +209,9 @@ def test_who_comes_or_goes_stands_below_and_a_change_is_named() -> None:
     row = "io.0 ready 1.0s 7 2 0 0.5s 1ms 2/8 1.5s 3/16 12M 200s default,mail"
     assert " ".join(lines[-2].split()) == row.replace("200s", span(200.0))
     assert lines[-1].split()[:3] == ["↳", "io.0", "draining"]
+    assert "maintained" not in lines[0]
+    told = {**child, "beat": {**child["beat"], "maintains": True}}  # type: ignore[dict-item]
+    assert " · maintained by io.0 · " in screen({**status, "children": [told]}, 200)
     child["credentials_stale"] = "pool: refused"
     assert "credentials stale" in screen(status, 200)
     status |= {"memory": {"used": 1800 * 1024**2, "limit": 2048 * 1024**2}, "cpu_throttled": 0.42}

@@ -97,12 +97,12 @@ class Ground:
                         process.wait()
 
     @contextmanager
-    def scheduler(self) -> Iterator[None]:
+    def scheduler(self, **environment: object) -> Iterator[subprocess.Popen[bytes]]:
         """Run a scheduler until the end of the block."""
         with tempfile.TemporaryDirectory(prefix="tq", dir="/tmp") as directory:
-            process = self._start(["scheduler", "run"], Path(directory) / "scheduler.sock", {})
+            process = self._start(["scheduler", "run"], Path(directory) / "scheduler.sock", environment)
             try:
-                yield
+                yield process
                 if process.poll() is not None:
                     raise SystemExit(f"the scheduler ended:\n{(Path(directory) / 'log').read_text()[-3000:]}")
                 process.terminate()

@@ -56,16 +56,16 @@ async def together(ground: Ground) -> tuple[float, float, float]:
         return rate, late[len(late) * 99 // 100], coming / (ended - begun).total_seconds()
 
 
-async def enqueue(dsn: str, first: int, jobs: int) -> None:
+async def enqueue(dsn: str, first: int, jobs: int, rate: int = RATE) -> None:
     """Enqueue at the rate, batch by batch."""
-    size = int(RATE * BEAT)
+    size = int(rate * BEAT)
     async with TaskQ(dsn=dsn, schema=SCHEMA) as tq:
         began = time.monotonic()
         for start in range(0, jobs, size):
             numbers = range(first + start, first + min(jobs, start + size))
             await tq.enqueue_batch([EnqueueItem(actor_ref=actors[0], payload=Payload(n=n)) for n in numbers])
-            await asyncio.sleep(max(0.0, began + (start + size) / RATE - time.monotonic()))
+            await asyncio.sleep(max(0.0, began + (start + size) / rate - time.monotonic()))
 
 
 if __name__ == "__main__":
-    uvloop.run(enqueue(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    uvloop.run(enqueue(sys.argv[1], *map(int, sys.argv[2:])))

@@ -15,8 +15,8 @@ from taskqd.domain.background import BackgroundLoop, FailureHook
 from taskqd.settings import Settings
 from taskqd.storage.statements import load
 
-CADENCE = 60.0
-"""Seconds between two rounds."""
+CADENCE, SHORTEST_CADENCE = 60.0, 1.0
+"""Seconds between two rounds, where little is found, and where much is: rather often and little than all at once."""
 SLICE = 5.0
 """Seconds that a round may take before it lets others at the database; it goes on half a second later."""
 BATCH_TIMEOUT = 1.75
@@ -60,7 +60,8 @@ class Retention:
         self._pool = pool
         self._sql = load("retention", schema)
         self._settings = settings
-        self._batch = BatchSize(settings.prune_batch_size)
+        self._floor, self._rescan_at = _BEGINNING, 0.0
+        self.batch = BatchSize(settings.prune_batch_size)
         self.archived = 0
         """Jobs moved to the archive since the start."""
         self.expired = 0
@@ -84,9 +85,13 @@ class Retention:
         return done
 
     async def _archive(self, stopping: Callable[[], bool], until: float) -> bool:
+        """Walk over the ends that are old enough, from where the last walk came to, because each would else pass all
+        dead entries before it; from the beginning at least every CADENCE seconds, because some were left for later."""
         settings = self._settings
         stored = await self._pool.fetchval(self._sql.begin_duty, "archive", timeout=BATCH_TIMEOUT)
-        at, job = _BEGINNING
+        if time.monotonic() >= self._rescan_at:
+            self._floor, self._rescan_at = _BEGINNING, time.monotonic() + CADENCE
+        at, job = self._floor
         if stored is not None:
             cursor = json.loads(stored)
             at, job = datetime.fromisoformat(cursor["at"]), UUID(cursor["id"])
@@ -106,9 +111,12 @@ class Retention:
                 continue
             size, answer = record
             self.archived += answer["done"]
+            if answer["held"]:
+                self._rescan_at = 0.0
+            if answer["looked"]:
+                self._floor = at, job = answer["at"], answer["id"]
             if answer["looked"] < size:
                 break
-            at, job = answer["at"], answer["id"]
         left = json.dumps({"at": at.isoformat(), "id": str(job)}) if broken and (at, job) != _BEGINNING else None
         await self._pool.execute(self._sql.end_duty, "archive", left, timeout=BATCH_TIMEOUT)
         return not broken
@@ -116,41 +124,49 @@ class Retention:
     async def _drain(
         self, statement: str, arguments: tuple[Any, ...], stopping: Callable[[], bool], until: float
     ) -> tuple[bool, int]:
-        """Run batches until one finds less than it may take; return whether one did, and the rows deleted."""
+        """Run batches until one finds less than it may take; return whether one did, and the rows deleted.
+
+        One batch runs though the time be over: no duty starves while another has much to do.
+        """
         total = 0
-        while not (stopping() or time.monotonic() >= until):
-            found = await self._within(self._pool.fetchval, statement, *arguments)
-            if found is None:
-                continue
-            size, deleted = found
-            total += deleted
-            if deleted < size:
-                return True, total
+        while not stopping():
+            if (found := await self._within(self._pool.fetchval, statement, *arguments)) is not None:
+                size, deleted = found
+                total += deleted
+                if deleted < size:
+                    return True, total
+            if time.monotonic() >= until:
+                break
         return False, total
 
     async def _within(self, fetch: Callable[..., Any], statement: str, *arguments: Any) -> tuple[int, Any] | None:
         """Run one batch; None when it was too slow, and undone."""
-        size = self._batch.size
+        size = self.batch.size
         try:
             answer = await fetch(self._sql[statement], size, *arguments, timeout=BATCH_TIMEOUT)
         except (TimeoutError, asyncpg.QueryCanceledError):
             if size <= MIN_BATCH:
                 raise
-            self._batch.was_slow()
+            self.batch.was_slow()
             return None
-        self._batch.was_quick()
+        self.batch.was_quick()
         return size, answer
 
 
 class RetentionLoop:
-    """Runs the rounds of retention until stopped."""
+    """Runs the rounds of retention until stopped: soon after one that filled a batch, ever later after others."""
 
     def __init__(self, retention: Retention, *, on_failure: FailureHook) -> None:
         self._retention = retention
+        self._pause = SHORTEST_CADENCE
         self.loop = BackgroundLoop(
             "retention", self._step, cadence=CADENCE, on_failure=on_failure, backoff=CADENCE, backoff_cap=30 * CADENCE
         )
 
     async def _step(self) -> float | None:
-        done = await self._retention.run(lambda: self.loop.stopping)
-        return None if done else SLICE / 10
+        retention = self._retention
+        before = retention.archived + retention.expired
+        done = await retention.run(lambda: self.loop.stopping)
+        much = retention.archived + retention.expired - before >= retention.batch.size
+        self._pause = SHORTEST_CADENCE if much else min(CADENCE, self._pause * 2)
+        return self._pause if done else SLICE / 10

@@ -12,9 +12,10 @@ import asyncpg
 import pytest
 
 from taskqd.domain.ids import new_uuid
-from taskqd.maintenance.retention import MIN_BATCH, BatchSize, Retention
+from taskqd.maintenance.retention import CADENCE, MIN_BATCH, BatchSize, Retention, RetentionLoop
 from taskqd.settings import load_settings
 from tests.jobs import JobTable
+from tests.support import eventually
 
 DAY = 86400
 ENDED = "clock_timestamp() - interval '{} days'"
@@ -89,7 +90,10 @@ async def test_an_actors_own_time_counts_where_it_is_shorter(jobs: JobTable, ret
     assert set(await archive(jobs)) == {brief, long}
 
 
-async def test_jobs_of_a_batch_wait_for_its_end(jobs: JobTable, retention: Retention) -> None:
+async def test_jobs_of_a_batch_wait_for_its_end(
+    jobs: JobTable, retention: Retention, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskqd.maintenance.retention.CADENCE", 0.0)  # each round looks from the beginning
     batch = new_uuid()
     await jobs.conn.execute(f'insert into "{jobs.schema}".batches (id) values ($1)', batch)
     (job,) = await ended(jobs, 99, batch_id=f"'{batch}'")
@@ -205,7 +209,7 @@ async def test_a_batch_that_is_too_slow_is_undone_and_halved(
     while not await retention.run(never):
         assert time.monotonic() < until
     assert set(await archive(jobs)) == set(old)
-    assert retention._batch.size < 200
+    assert retention.batch.size < 200
 
 
 def test_a_batch_grows_again_when_it_is_quick() -> None:
@@ -219,6 +223,54 @@ def test_a_batch_grows_again_when_it_is_quick() -> None:
         sizes[batch.size] += 1
     assert batch.size == 1000
     assert len(sizes) > 3, "step by step"
+
+
+async def test_it_keeps_up_with_what_ends(jobs: JobTable, pool: Any) -> None:
+    """2,000 jobs end each second for some seconds. The loop looks once a minute until it finds much to do."""
+    retention = Retention(pool, jobs.schema, load_settings({"prune_retention_succeeded": 0}, environ={}))
+    for _ in range(10):
+        retention.batch.was_slow()
+    loop = RetentionLoop(retention, on_failure=lambda *_: None).loop
+    loop.start()
+    try:
+        for _ in range(100):
+            await ended(jobs, 0, count=100)
+            await asyncio.sleep(0.05)
+        await eventually(lambda: retention.archived == 10_000, CADENCE / 2, "all of them archived")
+        assert retention.batch.size > 10 * MIN_BATCH
+        assert await jobs.counts() == {}
+    finally:
+        await loop.stop()
+
+
+async def test_rounds_come_often_while_there_is_much_to_do(jobs: JobTable, retention: Retention) -> None:
+    rounds = RetentionLoop(retention, on_failure=lambda *_: None)
+    assert [await rounds._step() for _ in range(8)] == [2, 4, 8, 16, 32, 60, 60, 60]
+    await ended(jobs, 50, count=60)
+    assert [await rounds._step() for _ in range(3)] == [1, 2, 4]
+
+
+async def test_a_walk_goes_on_where_the_last_one_came_to_and_begins_anew_after_a_while(
+    jobs: JobTable, retention: Retention, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first,) = await ended(jobs, 50)
+    await retention.run(never)
+    (before,) = await ended(jobs, 60)
+    (after,) = await ended(jobs, 40)
+    await retention.run(never)
+    assert set(await archive(jobs)) == {first, after}
+    monkeypatch.setattr("taskqd.maintenance.retention.time.monotonic", lambda: time.monotonic_ns() / 1e9 + CADENCE)
+    await retention.run(never)
+    assert set(await archive(jobs)) == {first, before, after}
+
+
+async def test_no_duty_starves_while_another_has_much_to_do(jobs: JobTable, retention: Retention) -> None:
+    await ended(jobs, 50, count=200)
+    await retention.run(never)
+    await jobs.conn.execute(f'update "{jobs.schema}".jobs_archive set expire_at = now()')
+    await ended(jobs, 50, count=200)
+    await retention.run(never, slice_seconds=0.0)
+    assert retention.expired == 50, "a batch"
 
 
 async def test_the_batch_is_read_from_the_index_of_ends(jobs: JobTable, pool: Any) -> None:

@@ -4,7 +4,7 @@
 -- Moves ended jobs with their attempts into the archive: looks at up to $1 in the order of their ends, those after ($2, $3),
 -- and takes the ones whose time ($4 succeeded, $5 failed, $6 cancelled, $7 crashed and abandoned, in seconds, or their
 -- actor's where that is shorter) is over; not those of a batch that is not complete. They stay there for $8 seconds.
--- Answers how many it looked at and moved, and the last it looked at. Serves from jobs_finished.
+-- Answers how many it looked at and moved, whether others held some, and the last it looked at. Serves from jobs_finished.
 with bound as materialized (
     select statement_timestamp() - make_interval(secs => least($4::float8, $5::float8, $6::float8, $7::float8,
         (select extract(epoch from min(c.retention))::float8 from {schema}.actor_config c))) as at
@@ -37,7 +37,7 @@ with bound as materialized (
     delete from {schema}.jobs j using locked l where j.id = l.id returning 1
 )
 select (select count(*)::int from looked) as looked, (select count(*)::int from deleted) as done,
-    last.finished_at as at, last.id
+    (select count(*) from due) > (select count(*) from deleted) as held, last.finished_at as at, last.id
 from (select 1) one left join lateral (
     select l.finished_at, l.id from looked l order by l.finished_at desc, l.id desc limit 1
 ) last on true

@@ -74,10 +74,15 @@ class HostThread:
     async def renew(self) -> None:
         """Replace its connections by new ones, where it has any. Where that fails the old ones stay."""
         loop, pool = self._loop, self._pool
-        if loop is not None and pool is not None and not loop.is_closed() and not self._asked:
-            await asyncio.wait_for(
-                asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pool.swap(), loop)), 2 * OPEN_TIMEOUT
-            )
+        if loop is None or pool is None or loop.is_closed() or self._asked:
+            return
+        swapping = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pool.swap(), loop))
+        await asyncio.wait([swapping], timeout=2 * OPEN_TIMEOUT)
+        if not swapping.done():
+            swapping.cancel()
+            raise TimeoutError
+        if not swapping.cancelled():  # the thread has ended meanwhile: nothing is left to renew
+            swapping.result()
 
     # -- on the thread ------------------------------------------------------------------------------
 

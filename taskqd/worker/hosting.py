@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from contextlib import suppress
 from uuid import UUID
 
 from taskqd.domain.background import BackgroundLoop, FailureHook
@@ -126,5 +127,6 @@ class Hosting:
             raise thread.error
 
     def _ended(self) -> None:
-        if self._main_loop is not None and not self._main_loop.is_closed():
-            self._main_loop.call_soon_threadsafe(self.loop.wake)
+        if self._main_loop is not None:
+            with suppress(RuntimeError):  # it is closed: the process ends
+                self._main_loop.call_soon_threadsafe(self.loop.wake)

@@ -286,6 +286,36 @@ async def test_a_worker_that_lost_its_zygote_makes_room_for_a_fresh_one(fleet: F
     assert next(events(worker, "isolation-zygote-ended"))["level"] == "critical"
 
 
+@pytest.mark.usefixtures("left_behind")
+@pytest.mark.parametrize("name", ["taskqd isolator", "taskqd warden"])
+async def test_a_kill_of_either_keeper_leaves_nothing(fleet: Fleet, tq: TaskQ, name: str) -> None:
+    """Not even what gave itself a session and was left by its parent."""
+    worker = start(fleet)
+    handle = await tq.enqueue(isolated.forks, Work(seconds=300))
+    (execution,) = await fleet.wait_for_executions(1)
+    started = isolated.started_by(handle.job_id, fleet.env["EXECUTION_LOG"])
+    assert len(started) == 3
+    keepers = [*named(worker, "taskqd isolator"), *named(worker, "taskqd warden")]
+    named(worker, name)[0].kill()
+    assert worker.wait() == 75
+    row = await handle.row()
+    assert (row.status, row.attempt) == ("pending", 1)
+    assert gone(execution.pid, *started, *(keeper.pid for keeper in keepers))
+
+
+@pytest.mark.usefixtures("left_behind")
+async def test_a_worker_takes_a_keeper_that_hangs_with_it(fleet: Fleet, tq: TaskQ) -> None:
+    worker = start(fleet)
+    handle = await tq.enqueue(isolated.forks, Work(seconds=300))
+    (execution,) = await fleet.wait_for_executions(1)
+    started = isolated.started_by(handle.job_id, fleet.env["EXECUTION_LOG"])
+    (zygote,) = named(worker, "taskqd isolator")
+    zygote.suspend()
+    worker.signal(signal.SIGKILL)
+    worker.wait()
+    wait_until(lambda: gone(zygote.pid, execution.pid, *started))
+
+
 async def test_a_worker_without_isolated_actors_has_no_zygote(fleet: Fleet) -> None:
     assert named(fleet.worker(), "taskqd isolator") == []
 

@@ -20,6 +20,7 @@ from taskqd.health.lines import encode
 from taskqd.observe import logs
 from taskqd.settings import Settings, load_settings
 from taskqd.worker.isolated.inside import run_attempt, warm_up
+from taskqd.worker.isolated.warden import keep
 from taskqd.worker.isolated.zygote import Zygote
 
 _INTERNAL = 70
@@ -29,7 +30,10 @@ _HARMLESS = ("thread 'taskqd-log'",)
 
 @dataclass(slots=True)
 class Launched:
-    """A zygote, and the worker's end of its link. ``forked``: it can be used at once, else it says so first."""
+    """The warden of a zygote, and the worker's end of the zygote's link.
+
+    ``forked``: it can be used at once, else it says so first.
+    """
 
     pid: int
     link: socket.socket
@@ -100,11 +104,15 @@ def _control_link(inherited: Mapping[int, int]) -> list[int]:
 
 def _serve(registry: Registry, settings: Settings, worker: int, link: socket.socket) -> NoReturn:
     os.setsid()  # no signal that is meant for the worker's group is meant for this process
-    show_name("isolator")
     warm_up(settings)
     gc.disable()  # what a collection touches could not be shared any more
     gc.freeze()
-    Zygote(link, worker, lambda attempt: run_attempt(attempt, registry, settings)).serve()
+    keep(worker, lambda warden: _be_zygote(registry, settings, link, warden))
+
+
+def _be_zygote(registry: Registry, settings: Settings, link: socket.socket, warden: int) -> NoReturn:
+    show_name("isolator")
+    Zygote(link, warden, lambda attempt: run_attempt(attempt, registry, settings)).serve()
 
 
 def main(order: str) -> None:

@@ -151,7 +151,7 @@ class Isolation:
 
     @property
     def pid(self) -> int:
-        """The zygote's. It ends after everything that it has forked."""
+        """That of the zygote's warden. It ends after everything that was forked."""
         return self._zygote.pid
 
     # -- one attempt --------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ class Isolation:
         except OSError as error:  # it has ended, and they with it; or it hangs, which nothing but its end can help
             if not self.lost and not self._closing:
                 _log.error("isolation-zygote-hangs", error=type(error).__name__)
-                os.kill(self._zygote.pid, signal.SIGKILL)
+                os.kill(self._zygote.pid, signal.SIGTERM)  # its warden kills it, and everything else
 
     async def _pass_cancellation(self, session: _Session) -> None:
         await session.attempt.cancellation.event.wait()

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
+import time
 from collections.abc import Iterable
 
+_PR_SET_CHILD_SUBREAPER = 36
+_AGAIN = 0.002
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -47,6 +51,24 @@ def kill(pid: int) -> None:
         # It may not lead its group yet, or only what changed its user is left there.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             send(pid, signal.SIGKILL)
+
+
+def become_subreaper() -> None:
+    """Have what descendants of this process leave behind come to it."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def bury_all(deadline: float) -> None:
+    """Kill and bury every child of this process, and what comes to it then, until there is none."""
+    while time.monotonic() < deadline:
+        for pid in children_of().get(os.getpid(), ()):
+            kill(pid)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+        except ChildProcessError:
+            return
+        time.sleep(_AGAIN)
 
 
 def _resident(pid: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import json
 import os
@@ -21,7 +20,7 @@ from taskqd.health.child import die_with_parent, show_name
 from taskqd.health.forked import reseed
 from taskqd.health.lines import encode
 from taskqd.health.waiting import next_ended
-from taskqd.worker.isolated.tree import children_of, descendants, kill, memory_above
+from taskqd.worker.isolated.tree import become_subreaper, bury_all, children_of, descendants, kill, memory_above
 
 LOOK_EVERY = 0.2
 """Seconds between two looks at the memory of attempts that have a limit."""
@@ -29,7 +28,6 @@ STRANGERS_TIME = 2.0
 """Seconds that what an attempt left behind may take to die; its end is told then all the same."""
 _AGAIN = 0.002
 _IDLE = 5.0
-_PR_SET_CHILD_SUBREAPER = 36
 _OOM_SCORE = "600"
 _ORPHANED, _INTERNAL = 75, 70
 
@@ -57,9 +55,9 @@ class Zygote:
     and ``term`` name an attempt. ``run(socket)`` is called in each new process with the descriptor that was sent.
     """
 
-    def __init__(self, link: socket.socket, worker: int, run: Callable[[socket.socket], None]) -> None:
+    def __init__(self, link: socket.socket, warden: int, run: Callable[[socket.socket], None]) -> None:
         self._link = link
-        self._worker = worker
+        self._warden = warden
         self._run = run
         self._pid = os.getpid()
         self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -70,13 +68,13 @@ class Zygote:
         self._look_at = 0.0
 
     def serve(self) -> NoReturn:
-        """Work until the worker ends, then end everything."""
+        """Work until the worker ends, or the warden, then end everything."""
         become_subreaper()
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _note)
         die_with_parent(signal.SIGTERM)
-        while os.getppid() == self._worker:
+        while os.getppid() == self._warden:
             ready = select.select([self._link.fileno(), self._wake], [], [], self._pause())[0]
             if self._wake in ready:
                 os.read(self._wake, 4096)
@@ -183,16 +181,7 @@ class Zygote:
         self._look_at = now + max(LOOK_EVERY - 0.01, 10 * took)
 
     def _end(self) -> NoReturn:
-        deadline = time.monotonic() + STRANGERS_TIME
-        while time.monotonic() < deadline:
-            for pid in children_of().get(os.getpid(), ()):
-                kill(pid)
-            self._bury()
-            try:
-                if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                    time.sleep(_AGAIN)
-            except ChildProcessError:
-                break
+        bury_all(time.monotonic() + STRANGERS_TIME)
         os._exit(0)
 
     # -- in the new process -------------------------------------------------------------------------
@@ -225,11 +214,6 @@ class Zygote:
                 with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
                     stream.flush()
             os._exit(code)
-
-
-def become_subreaper() -> None:
-    """Have what descendants of this process leave behind come to it."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _prefer_as_oom_victim() -> None:

@@ -5,26 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import time
-import traceback
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from asyncpg import Connection
-from pydantic import ValidationError
 
 from taskqd.actors.context import JobContext, JobEnqueuer
-from taskqd.domain.errors import PayloadFactoryError, PayloadValidationError, ResultTooLarge
-from taskqd.domain.retry import RetryOverride
-from taskqd.domain.signals import CancelOrigin, RetryAfter, Snooze
+from taskqd.domain.signals import CancelOrigin
 from taskqd.observe.logs import get_logger
 from taskqd.worker.attempt import Attempt
 from taskqd.worker.completer import Completer
 from taskqd.worker.deferred import DEFERRED, DeferredPayloads
+from taskqd.worker.explainer import Explainer, ran
+from taskqd.worker.in_context import InContext
 from taskqd.worker.injection import Injection
-from taskqd.worker.outcome import CANCELLED, SHUTDOWN, Failed, Outcome, Overran, Released, Snoozed, Succeeded
+from taskqd.worker.outcome import CANCELLED, Outcome, Overran, Released, Succeeded
 from taskqd.worker.progress import ProgressWriter
 from taskqd.worker.slots import Slots
 from taskqd.worker.transactional import Slot
@@ -34,8 +32,6 @@ if TYPE_CHECKING:
 
 YIELD_EVERY = 32
 """Attempts after which a consumer that never had to wait lets the rest of the loop run."""
-MAX_TRACEBACK = 8_000
-NEVER_RETRIED = (PayloadFactoryError, PayloadValidationError, ResultTooLarge, ValidationError)
 
 _log = get_logger("taskqd.consumer")
 
@@ -59,8 +55,13 @@ class Consumers:
         injection: Injection | None = None,
         keeps_errors: bool = False,
     ) -> None:
+        self.outcomes = Explainer(
+            result_max_bytes=result_max_bytes,
+            message_max_chars=message_max_chars,
+            max_backoff=max_backoff,
+            keeps_errors=keeps_errors,
+        )
         self._injection = injection
-        self._keeps_errors = keeps_errors
         self._injected = frozenset[str]() if injection is None else injection.actors
         self._slots = slots
         self._completer = completer
@@ -69,9 +70,6 @@ class Consumers:
         self._worker_id = worker_id
         self._default_start_to_close = default_start_to_close
         self._cleanup_grace = cleanup_grace
-        self._result_max_bytes = result_max_bytes
-        self._message_max_chars = message_max_chars
-        self._max_backoff = max_backoff
         self.isolation: Isolation | None = None
         """What runs isolated actors. None runs them here, as in the process that it has made for one."""
         self.deferred: DeferredPayloads | None = None
@@ -200,7 +198,7 @@ class Consumers:
             if ref.isolated and self.isolation is not None:
                 self._slots.more()
                 end = await self.isolation.run(attempt, self._limit(attempt))
-                return self._explain(attempt, end) if isinstance(end, BaseException) else end
+                return self.outcomes.failure(attempt, end) if isinstance(end, BaseException) else end
             context = contextvars.copy_context()
             if ref.name in self._injected:
                 self._slots.more()
@@ -209,20 +207,20 @@ class Consumers:
             if ref.is_sync:
                 call = partial(context.run, ref.fn, *arguments)
                 return await self._run_in_thread(attempt, call, self._limit(attempt))
-            body = _InContext(ref.fn(*arguments), context)
+            body = InContext(ref.fn(*arguments), context)
             result = body.result if body.ends_at_once() else await self._rest(attempt, body)
-            return self._success(attempt, result)
+            return self.outcomes.success(attempt, result)
         except BaseException as error:
-            return self._explain(attempt, error)
+            return self.outcomes.failure(attempt, error)
 
-    async def _rest(self, attempt: Attempt, body: _InContext, *, strictly: bool = False) -> Any:
+    async def _rest(self, attempt: Attempt, body: InContext, *, strictly: bool = False) -> Any:
         """Run a body that has begun to wait, until its attempt's limit, then cancel it. Raises ``Overran``; when
         ``strictly`` then also where the body ended in a way of its own."""
         self._slots.more()
         limit = self._limit(attempt)
         if limit is None:
             return await body
-        left = max(0.0, limit - _ran(attempt))
+        left = max(0.0, limit - ran(attempt))
         timeout = asyncio.timeout(left)
         overdue = asyncio.get_running_loop().call_later(left + self._cleanup_grace, self._give_up, attempt, limit)
         try:
@@ -271,14 +269,14 @@ class Consumers:
         try:
             dependencies = await scope.resolve(ref.dependencies) if ready is None else ready
             arguments = self._arguments(attempt, payload, jobs)
-            body = _InContext(ref.fn(*arguments, **dependencies), context)
+            body = InContext(ref.fn(*arguments, **dependencies), context)
             result = body.result if body.ends_at_once() else await self._rest(attempt, body, strictly=bool(given))
         except BaseException as error:
             failed = error
             raise
         finally:
             await scope.close(failed)
-        return self._success(attempt, result)
+        return self.outcomes.success(attempt, result)
 
     def _arguments(self, attempt: Attempt, payload: Any, jobs: JobEnqueuer) -> tuple[Any, ...]:
         return (payload, self._context(attempt, payload, jobs)) if attempt.ref.wants_ctx else (payload,)
@@ -290,7 +288,7 @@ class Consumers:
         _log.warning("cancellation-ignored", job_id=str(attempt.job_id), actor=attempt.ref.name, start_to_close=limit)
         attempt.given_up = True
         attempt.cancellation.request(CancelOrigin.TIMEOUT)
-        self._completer.submit(self._timed_out(attempt, limit))
+        self._completer.submit(self.outcomes.timed_out(attempt, limit))
 
     def _limit(self, attempt: Attempt) -> float | None:
         """Seconds the attempt may run: the job's own, else its actor's, else the worker's default."""
@@ -307,80 +305,13 @@ class Consumers:
         if not done and not attempt.given_up:
             assert limit is not None  # noqa: S101
             attempt.cancellation.request(CancelOrigin.TIMEOUT)
-            self._completer.submit(self._timed_out(attempt, limit))
+            self._completer.submit(self.outcomes.timed_out(attempt, limit))
             attempt.given_up = True
         if not done:
             await asyncio.wait([thread])
             return None
         result, error = thread.result()
-        return self._success(attempt, result) if error is None else self._explain(attempt, error)
-
-    # -- outcomes -----------------------------------------------------------------------------------
-
-    def _success(self, attempt: Attempt, result: Any) -> Succeeded:
-        ref = attempt.ref
-        text = ref.encode_result(result, self._result_max_bytes)
-        return Succeeded(attempt, _ran(attempt), text, result if ref.hooks.on_success is not None else None)
-
-    def _explain(self, attempt: Attempt, error: BaseException) -> Outcome | None:
-        """Return the outcome of an attempt whose actor raised ``error``."""
-        if isinstance(error, Overran):
-            return self._timed_out(attempt, error.limit)
-        if isinstance(error, Snooze):
-            return Snoozed(attempt, _ran(attempt), error.delay)
-        if isinstance(error, RetryAfter):
-            if not error.consume_budget:
-                return Snoozed(attempt, _ran(attempt), error.delay)
-            return Failed(
-                attempt,
-                _ran(attempt),
-                "RetryAfter",
-                str(error),
-                None,
-                delay=error.delay,
-                exhausted_class="MaxAttemptsExceeded",
-                error=self._kept(attempt, error),
-            )
-        if isinstance(error, asyncio.CancelledError):
-            if attempt.cancellation.origin is CancelOrigin.SHUTDOWN:
-                return Released(attempt, _ran(attempt), SHUTDOWN)
-            if attempt.cancellation.origin is CancelOrigin.LEASE_LOST:
-                return None  # another attempt decides the job
-        override = self._classify(attempt, error)
-        return Failed(
-            attempt,
-            _ran(attempt),
-            type(error).__name__,
-            storable(message_of(error), self._message_max_chars),
-            storable(_traceback(error), MAX_TRACEBACK),
-            override.kind,
-            None if override.delay is None else min(override.delay.total_seconds(), self._max_backoff),
-            error=self._kept(attempt, error),
-        )
-
-    def _kept(self, attempt: Attempt, error: BaseException) -> BaseException | None:
-        """The error, when somebody is to be told of it: it holds the frames that it came through."""
-        return error if self._keeps_errors or attempt.ref.hooks.on_retry_exhausted is not None else None
-
-    def _timed_out(self, attempt: Attempt, limit: float) -> Failed:
-        error = self._kept(attempt, TimeoutError("start_to_close"))
-        return Failed(attempt, limit, "TimeoutError", "start_to_close", None, error=error)
-
-    def _classify(self, attempt: Attempt, error: BaseException) -> RetryOverride:
-        """Return what the actor says of retrying after this error; what it leaves open is the policy's."""
-        ref = attempt.ref
-        if isinstance(error, (*ref.non_retryable_exceptions, *NEVER_RETRIED)):
-            return RetryOverride(kind="non_retryable")
-        if ref.retry_classifier is None:
-            return RetryOverride()
-        try:
-            override = ref.retry_classifier(error, attempt.number)
-            if override is None or isinstance(override, RetryOverride):
-                return override or RetryOverride()
-            raise TypeError(f"returned {type(override).__name__}, not a RetryOverride or None")
-        except Exception as broken:
-            _log.warning("retry-classifier-failed", actor=ref.name, job_id=str(attempt.job_id), error=repr(broken))
-            return RetryOverride()
+        return self.outcomes.success(attempt, result) if error is None else self.outcomes.failure(attempt, error)
 
     def _context(self, attempt: Attempt, payload: Any, jobs: JobEnqueuer) -> JobContext[Any]:
         return JobContext(
@@ -417,71 +348,3 @@ def _caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         return call(), None
     except BaseException as error:
         return None, error
-
-
-class _InContext:
-    """Drives a coroutine inside a context of its own, without a task of its own: a contextvar set by one job is never
-    seen by the next. What does not end at once is awaited."""
-
-    __slots__ = ("_context", "_coroutine", "_waited_for", "result")
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], context: contextvars.Context) -> None:
-        self._coroutine = coroutine
-        self._context = context
-        self.result: Any = None
-
-    def ends_at_once(self) -> bool:
-        """Run it until it waits for the first time; True when it ended before, with its ``result``."""
-        try:
-            self._waited_for = self._context.run(self._coroutine.send, None)
-        except StopIteration as stop:
-            self.result = stop.value
-            return True
-        return False
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        run, send = self._context.run, self._coroutine.send
-        waited_for = self._waited_for
-        try:
-            while True:
-                try:
-                    value = yield waited_for
-                except BaseException as error:
-                    waited_for = run(self._coroutine.throw, error)
-                else:
-                    waited_for = run(send, value)
-        except StopIteration as stop:
-            return stop.value
-
-
-def message_of(error: BaseException) -> str:
-    """Return ``str(error)``, or what went wrong in asking for it: an exception's own code may be broken too."""
-    try:
-        return str(error)
-    except Exception as broken:
-        return f"<the message of this {type(error).__name__} cannot be read: {type(broken).__name__}>"
-
-
-def storable(text: str, limit: int) -> str:
-    """Return ``text`` as Postgres can store it: no NUL, no lone surrogate, at most ``limit`` characters."""
-    if len(text) > limit:
-        text = text[:limit] + "…"
-    return text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
-
-
-def _ran(attempt: Attempt) -> float:
-    assert attempt.started_at is not None  # noqa: S101
-    return time.monotonic() - attempt.started_at
-
-
-def _traceback(error: BaseException) -> str:
-    """The traceback from the actor's own frame on, without ours."""
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
-        frames = frames.tb_next
-    try:
-        lines = traceback.format_exception(type(error), error, frames)
-    except Exception:
-        lines = traceback.format_tb(frames)
-    text = "".join(lines)
-    return text if len(text) <= MAX_TRACEBACK else "…" + text[-MAX_TRACEBACK + 1 :]

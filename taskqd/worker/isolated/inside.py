@@ -59,7 +59,7 @@ class _Consumer(Consumers):
     def failed(self, attempt: Attempt, error: Exception) -> Outcome:
         """Return the outcome of an attempt whose actor could not be called."""
         attempt.started_at = time.monotonic()
-        outcome = self._explain(attempt, error)
+        outcome = self.outcomes.failure(attempt, error)
         assert outcome is not None  # noqa: S101 - only a cancellation may have none
         return outcome
 

@@ -79,8 +79,10 @@ class Enqueuer:
         self.gatekeeper = Gatekeeper(schema)
         self._sql = load("client", schema)
 
-    async def insert(self, source: Any, items: Sequence[EnqueueItem], *, batch_id: UUID | None = None) -> Outcome:
-        """Insert ``items`` in order and say what became of each.
+    async def insert(
+        self, source: Any, items: Sequence[EnqueueItem], *, batch_id: UUID | None = None, wake: bool = False
+    ) -> Outcome:
+        """Insert ``items`` in order and say what became of each. With ``wake`` the commit wakes sleeping workers.
 
         Nothing is inserted when any item is invalid. A key held by another actor's job raises
         ``IdempotencyKeyActorMismatchError``, a second singleton ``SingletonCollisionError``; run inside a transaction
@@ -95,10 +97,10 @@ class Enqueuer:
             if not any(
                 row.capped or self.gatekeeper.is_unique(item, row) for item, row in zip(items, rows, strict=True)
             ):
-                todo = await self._insert(source, items, rows, todo, outcome, counted=False)
+                todo = await self._insert(source, items, rows, todo, outcome, counted=False, wake=wake)
             if todo:
                 async with transaction_on(source) as connection:
-                    await self._insert_guarded(connection, items, rows, todo, outcome)
+                    await self._insert_guarded(connection, items, rows, todo, outcome, wake=wake)
         return outcome
 
     async def _insert_guarded(
@@ -108,6 +110,8 @@ class Enqueuer:
         rows: Sequence[Row],
         todo: Sequence[int],
         outcome: Outcome,
+        *,
+        wake: bool,
     ) -> None:
         """Insert what neither a cap nor another job stands against; raise for what cannot be told apart."""
         keyed = [index for index in todo if rows[index].idempotency_key is not None]
@@ -119,7 +123,7 @@ class Enqueuer:
         for index, holder in admitted.holders.items():
             outcome.enqueued[index] = Enqueued(holder, items[index].actor_ref, was_existing=True)
         stamped = [row._replace(capped=row.actor in admitted.capped) for row in rows]
-        left = await self._insert(connection, items, stamped, admitted.indices, outcome, counted=True)
+        left = await self._insert(connection, items, stamped, admitted.indices, outcome, counted=True, wake=wake)
         if left:
             row = rows[left[0]]
             what = (
@@ -140,13 +144,14 @@ class Enqueuer:
         outcome: Outcome,
         *,
         counted: bool,
+        wake: bool,
     ) -> Sequence[int]:
         """Insert rows, or find who holds their keys. Return those that neither explains."""
         for _ in range(KEY_RACES):
             if not todo:
                 break
             columns = list(zip(*(rows[index] for index in todo), strict=True))
-            inserted = {record["id"] for record in await source.fetch(self._sql.enqueue, *columns, counted)}
+            inserted = {record["id"] for record in await source.fetch(self._sql.enqueue, *columns, counted, wake)}
             taken: list[int] = []
             for index in todo:
                 if rows[index].id in inserted:

@@ -89,10 +89,12 @@ class Jobs:
             metadata=metadata,
             tags=tags,
         )
-        outcome = await self._enqueuer.insert(self._pool if connection is None else connection, [item])
+        carried = connection is None and self._wake.may_be_carried()
+        outcome = await self._enqueuer.insert(self._pool if connection is None else connection, [item], wake=carried)
         for refusal in outcome.refused:
             raise refusal.error()
-        await self._woken(connection)
+        if not carried:
+            await self._woken(connection)
         (enqueued,) = outcome.in_order()
         return JobHandle(enqueued.job_id, actor, self._reader, was_existing=enqueued.was_existing)
 

@@ -13,6 +13,9 @@ from taskqd.storage.statements import load
 
 SPACING = 0.02
 """Seconds between two notifications: a NOTIFY in every transaction costs four fifths of the enqueue rate."""
+RARE = 0.1
+"""Seconds without a notification after which a commit may carry the next one itself: that reaches a worker a round trip
+sooner, and holds the one lock that all who notify share for as long as the commit takes."""
 FLUSH_TIMEOUT = 5.0
 """Seconds that closing may spend on a notification that is still owed."""
 
@@ -24,8 +27,12 @@ class Wakes(Protocol):
         """Ask for a wake-up; call it after the insert has committed."""
         ...
 
+    def may_be_carried(self) -> bool:
+        """True when the transaction that begins now shall wake them itself, instead of a request after it."""
+        return False
 
-class WakeSender:
+
+class WakeSender(Wakes):
     """Sends the wake-up of one schema through one pool, spaced ``SPACING`` seconds apart with a trailing send."""
 
     def __init__(self, pool: Any, schema: str, on_failure: FailureHook) -> None:
@@ -33,7 +40,7 @@ class WakeSender:
         self._sql = load("client", schema).wake
         self._on_failure = on_failure
         self._wanted = False
-        self._last_sent = 0.0
+        self._last_sent = float("-inf")
         self._loop = BackgroundLoop("wake-sender", self._send, cadence=3600.0, on_failure=on_failure)
 
     def start(self) -> None:
@@ -44,6 +51,14 @@ class WakeSender:
         """Ask for a wake-up; call it after the insert has committed."""
         self._wanted = True
         self._loop.wake()
+
+    def may_be_carried(self) -> bool:
+        """True when the transaction that begins now shall wake them itself, instead of a request after it."""
+        now = time.monotonic()
+        if self._wanted or now - self._last_sent < RARE:
+            return False
+        self._last_sent = now
+        return True
 
     async def close(self) -> None:
         """Send what was asked for, within ``FLUSH_TIMEOUT`` seconds, and stop."""

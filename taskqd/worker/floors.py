@@ -11,6 +11,8 @@ Segment = tuple[str, int]
 """A route and a priority."""
 
 BEGINNING = (datetime(1, 1, 1, tzinfo=UTC), UUID(int=0))
+MAX_RECENT = 64
+"""Segments of earlier looks that are remembered."""
 RESCAN_SHARE = 0.05
 RESCAN_MIN, RESCAN_MAX = 1.0, 10.0
 
@@ -26,6 +28,7 @@ class Floors:
     def __init__(self, routes: Iterable[str]) -> None:
         self.routes = list(routes)
         self._floors: dict[Segment, tuple[datetime, UUID]] = {}
+        self._recent: dict[Segment, None] = {}
         self._rescan_at = 0.0
         self._turn = 0
 
@@ -41,6 +44,7 @@ class Floors:
     def reset(self, heads: Iterable[Segment]) -> None:
         """Take the segments that have pending rows now, each from its beginning."""
         self._floors = dict.fromkeys(heads, BEGINNING)
+        self._recent = dict.fromkeys([*self._floors, *self._recent][:MAX_RECENT])
 
     def rescanned(self, cost: float) -> None:
         """Schedule the next rescan after one that took ``cost`` seconds."""
@@ -48,9 +52,16 @@ class Floors:
 
     def segments(self) -> list[tuple[Segment, tuple[datetime, UUID]]]:
         """The segments in the order to claim from: higher priority first, queues taking turns within one."""
+        return self._in_order(self._floors)
+
+    def recent(self) -> list[tuple[Segment, tuple[datetime, UUID]]]:
+        """The segments in which rows were pending at one of the last looks, from their beginning, in that order."""
+        return self._in_order(dict.fromkeys(self._recent, BEGINNING))
+
+    def _in_order(self, floors: dict[Segment, tuple[datetime, UUID]]) -> list[tuple[Segment, tuple[datetime, UUID]]]:
         self._turn += 1
         order = {route: (position + self._turn) % len(self.routes) for position, route in enumerate(self.routes)}
-        return sorted(self._floors.items(), key=lambda item: (-item[0][1], order.get(item[0][0], 0)))
+        return sorted(floors.items(), key=lambda item: (-item[0][1], order.get(item[0][0], 0)))
 
     def advance(self, segment: Segment, key: tuple[datetime, UUID]) -> None:
         """Remember the last key answered for ``segment``."""

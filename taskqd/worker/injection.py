@@ -41,7 +41,7 @@ class Injection:
         return self.slots
 
 
-class AutonomousWake:
+class AutonomousWake(Wakes):
     """Passes on the wake-ups of what actors enqueue outside any transaction of theirs, and says so now and then."""
 
     def __init__(self, wake: Wakes, registry: Registry) -> None:

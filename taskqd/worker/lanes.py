@@ -103,6 +103,9 @@ class Lanes:
                 unit.priority = top
         self._units = units
 
+    def __bool__(self) -> bool:
+        return bool(self._units)
+
     def open(self) -> list[Unit]:
         """The units to claim from now, those with the most urgent head first, taking turns among equals."""
         now = time.monotonic()

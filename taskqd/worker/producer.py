@@ -23,6 +23,10 @@ from taskqd.worker.slots import Slots
 MAX_CLAIM = 500
 STALE_AFTER = 1.0
 """Seconds a claimed row may wait here unstarted; then it goes back to the fleet."""
+WARM = 0.03
+"""Seconds between two claims that found something, at most, while jobs come in a stream."""
+GLANCE = 0.005
+"""Seconds between two glances then: those who enqueue a stream wake us less often than that."""
 RELANE_EVERY = 1.0
 MAX_RELANED = 20_000
 """Rows that one look moves before it claims again."""
@@ -71,6 +75,9 @@ class Producer:
         self._release = release
         self._floors = Floors(queues)
         self._drained = False
+        self._was_drained = False
+        """Woken after a look found nothing left."""
+        self._found_at = self._warm_until = float("-inf")
         self.polls = 0
         """Steps that began since the start: each time this loop looked whether to claim."""
         self.poll_interval = poll_interval
@@ -96,6 +103,7 @@ class Producer:
 
     def woken(self) -> None:
         """There may be new work: look from the beginning, now."""
+        self._was_drained |= self._drained
         self._drained = False
         self._floors.want_rescan()
         self.loop.wake()
@@ -127,14 +135,20 @@ class Producer:
         if room == 0:
             # The local queue is full of what nothing limits: what was given back is still taken up at once.
             return 0.0 if await self._take_freed() else self._pause()
-        if self._drained:  # nobody woke us: the poll interval has passed
+        glances = self._drained and self._warm and not self._floors.rescan_due
+        if self._drained and not glances:  # nobody woke us: the poll interval has passed
             self._floors.want_rescan()
         from_beginning = self._floors.rescan_due
         self._claiming = True
         try:
-            got = await self._claim(room)
+            got = await self._glance(room) if glances or self._was_drained else 0
+            if got < room and not glances:
+                got += await self._claim(room - got)
         finally:
-            self._claiming = False
+            self._claiming = self._was_drained = False
+        self._found(got)
+        if glances:
+            return self._pause() if got < room else 0.0
         self._drained = got < room and from_beginning and not self._more
         if not self._drained:
             if got < room:
@@ -162,10 +176,35 @@ class Producer:
 
     def _pause(self) -> float:
         pause = min(self.poll_interval, STALE_AFTER / 2) if self._slots.waiting else self.poll_interval
+        if self._drained and self._warm:
+            pause = min(pause, GLANCE)
         closed = self._lanes.next_open() if self._drained else None
         return pause if closed is None else min(pause, closed)
 
     # -- claiming -----------------------------------------------------------------------------------
+
+    async def _glance(self, room: int) -> int:
+        """Claim where rows were found before, without a look: most often what woke us is there, a round trip sooner.
+
+        What stands anywhere else waits for the look that follows, or is due within a second.
+        """
+        if self._lanes or time.monotonic() - self._rules_read >= MAX_AGE:
+            return 0
+        open_now = {route for route in self._queues if self._rules.is_plain(route)} - self._rules.paused
+        segments = [segment for segment in self._floors.recent() if segment[0][0] in open_now]
+        return await self._claim_plain(room, segments) if segments else 0
+
+    def _found(self, got: int) -> None:
+        now = time.monotonic()
+        if got:
+            if now - self._found_at < WARM:
+                self._warm_until = now + WARM
+            self._found_at = now
+
+    @property
+    def _warm(self) -> bool:
+        """True while jobs come in a stream."""
+        return time.monotonic() < self._warm_until
 
     async def _claim(self, room: int) -> int:
         """Claim up to ``room`` rows into the local queue and return how many it was."""

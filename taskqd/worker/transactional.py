@@ -12,7 +12,7 @@ import asyncpg
 
 from taskqd.client.enqueue import Enqueuer
 from taskqd.client.jobs import Jobs
-from taskqd.client.wake import WakeSender
+from taskqd.client.wake import Wakes, WakeSender
 from taskqd.observe.logs import get_logger
 from taskqd.storage.connect import SESSION_LOST
 from taskqd.storage.statements import load
@@ -36,7 +36,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.005, 1.0
 _log = get_logger("taskqd.transactional")
 
 
-class Slot:
+class Slot(Wakes):
     """The connection of one attempt, and what enqueues on it."""
 
     __slots__ = ("_enqueued", "_enqueuer", "connection")

@@ -6,6 +6,7 @@ import asyncio
 import time
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from taskqd.domain.ids import new_uuid
 from taskqd.storage.connect import create_pool
@@ -108,6 +109,72 @@ async def test_a_wake_up_is_answered_at_once_and_never_lost(jobs: JobTable, pool
             await jobs.plant()
             harness.producer.woken()  # at any moment of the claim that the last one caused
             await eventually(lambda count=round_: len(harness.taken) > count, 10)
+    await taker
+    assert harness.errors == []
+
+
+class Spy:
+    """A pool that notes the texts of what is fetched through it."""
+
+    def __init__(self, pool: Any) -> None:
+        self.sent: list[str] = []
+        self._pool = pool
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    async def fetch(self, query: str, *args: Any, **options: Any) -> Any:
+        self.sent.append(query)
+        return await self._pool.fetch(query, *args, **options)
+
+
+async def test_who_is_woken_claims_first_where_jobs_were_found_before(jobs: JobTable, pool: Any, schema: str) -> None:
+    await jobs.plant()
+    spy = Spy(pool)
+    async with Harness(spy, schema, ["default"]) as harness:
+        taker = asyncio.ensure_future(harness.take(0.0))
+        await eventually(lambda: len(harness.taken) == 1)
+        await jobs.plant()
+        await eventually(lambda: spy.sent[-1] != jobs.worker_sql.claim)  # it sleeps, or is about to
+        await asyncio.sleep(0.1)
+        spy.sent.clear()
+        harness.producer.woken()
+        await eventually(lambda: len(harness.taken) == 2)
+        assert spy.sent[0] == jobs.worker_sql.claim
+        await eventually(lambda: jobs.worker_sql.heads in spy.sent)  # and looks everywhere then
+        await jobs.plant(priority="5")
+        harness.producer.woken()
+        await eventually(lambda: len(harness.taken) == 3)
+    await taker
+    assert harness.errors == []
+
+
+async def test_a_stream_is_looked_after_between_its_wake_ups(jobs: JobTable, pool: Any, schema: str) -> None:
+    """Jobs that nobody tells of are found while others come, long before the poll interval has passed."""
+    spy = Spy(pool)
+    async with Harness(spy, schema, ["default"]) as harness:
+        taker = asyncio.ensure_future(harness.take(0.0))
+
+        async def is_taken(planted: list[UUID], within: float) -> bool:
+            deadline = time.monotonic() + within
+            while planted[0] not in {one.job_id for one in harness.taken} and time.monotonic() < deadline:
+                await asyncio.sleep(0.001)
+            return planted[0] in {one.job_id for one in harness.taken}
+
+        async def finds_what_nobody_tells_of() -> bool:
+            for _ in range(3):  # a stream, unless the machine is too slow for one
+                planted = await jobs.plant()
+                harness.producer.woken()
+                assert await is_taken(planted, 10)
+            return await is_taken(await jobs.plant(), 0.05)
+
+        deadline = time.monotonic() + 30
+        while not await finds_what_nobody_tells_of():
+            assert time.monotonic() < deadline
+        await asyncio.sleep(0.5)
+        spy.sent.clear()
+        await asyncio.sleep(0.5)
+        assert len(spy.sent) <= 4, "the stream has ended, and it still looks"
     await taker
     assert harness.errors == []
 

@@ -5,7 +5,8 @@
 -- singleton, and, unless $26 says that the jobs were counted, for one of an actor that has a max_pending. Serves from
 -- jobs_idempotency and jobs_singleton; actor_config and queues are small and read once: joined, they cost a quarter of a
 -- plain enqueue. Locks nothing that exists; waits only for an uncommitted insert of the same key, and inserts in key
--- order, so that batches that share keys cannot deadlock. One stamp for all: the ids keep the caller's order.
+-- order, so that batches that share keys cannot deadlock. One stamp for all: the ids keep the caller's order. With $27
+-- the commit wakes sleeping workers, if anything was inserted.
 insert into {schema}.jobs (
     id, actor, queue, route, lane, payload, priority, scheduled_at, status, idempotency_scope, idempotency_key,
     unique_while_active, tags, metadata, start_to_close, schedule_to_close, heartbeat_timeout, max_attempts, retry_kind,
@@ -33,7 +34,7 @@ from unnest(
 where $26::bool or g.actor <> all(array(select c.actor from {schema}.actor_config c where c.max_pending is not null))
 order by g.idempotency_scope collate "C", g.idempotency_key collate "C", g.ord
 on conflict do nothing
-returning id
+returning id, (select {schema}.wake() where $27::bool)
 
 -- name: lane_rules
 -- Which of these actors are limited, and which of these queues take turns. Primary keys.

@@ -17,6 +17,7 @@ from taskqd.actors.progress import Progress
 from taskqd.actors.registry import Registry
 from taskqd.client.enqueue import Enqueuer
 from taskqd.client.jobs import Jobs
+from taskqd.client.wake import Wakes
 from taskqd.domain.signals import CancelOrigin
 from taskqd.observe import logs
 from taskqd.settings import Settings
@@ -64,7 +65,7 @@ class _Consumer(Consumers):
         return outcome
 
 
-class _Process:
+class _Process(Wakes):
     def __init__(self, link: socket.socket, registry: Registry, settings: Settings) -> None:
         self._socket = link
         self._registry = registry

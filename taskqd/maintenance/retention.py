@@ -160,7 +160,7 @@ class RetentionLoop:
         self._retention = retention
         self._pause = SHORTEST_CADENCE
         self.loop = BackgroundLoop(
-            "retention", self._step, cadence=CADENCE, on_failure=on_failure, backoff=CADENCE, backoff_cap=30 * CADENCE
+            "retention", self._step, cadence=CADENCE, on_failure=on_failure, backoff=SLICE, backoff_cap=30 * CADENCE
         )
 
     async def _step(self) -> float | None:

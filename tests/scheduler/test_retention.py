@@ -233,10 +233,10 @@ async def test_it_keeps_up_with_what_ends(jobs: JobTable, pool: Any) -> None:
     loop = RetentionLoop(retention, on_failure=lambda *_: None).loop
     loop.start()
     try:
-        for _ in range(100):
+        for _ in range(60):
             await ended(jobs, 0, count=100)
             await asyncio.sleep(0.05)
-        await eventually(lambda: retention.archived == 10_000, CADENCE / 2, "all of them archived")
+        await eventually(lambda: retention.archived == 6_000, CADENCE / 2, "all of them archived")
         assert retention.batch.size > 10 * MIN_BATCH
         assert await jobs.counts() == {}
     finally:

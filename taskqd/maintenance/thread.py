@@ -60,11 +60,13 @@ class HostThread:
 
     def ask_to_stop(self, why: str) -> None:
         """Begin nothing new, let the running statements end, give back what was claimed, and end."""
-        self._asked = True
+        first, self._asked = not self._asked, True
         self.why_ended = self.why_ended or why
         loop, stopping = self._loop, self._stopping
         if loop is not None and stopping is not None and not loop.is_closed():
             loop.call_soon_threadsafe(stopping.set)
+            if first:
+                _log.info("maintenance-ending", host=self.host.kind, why=why)
 
     async def wait_ended(self, timeout: float) -> bool:
         """Wait until it has ended, for at most ``timeout`` seconds; tell whether it has."""
@@ -112,7 +114,7 @@ class HostThread:
             self._began.set_result(None)
             await stopping.wait()
             await self.core.stop(STOP_TIMEOUT)
-            _log.info("maintenance-ended", host=self.host.kind, why=self.why_ended)
+            _log.info("maintenance-ended", host=self.host.kind)
         finally:
             if self._pool is not None:
                 await _close(self._pool)

@@ -88,8 +88,8 @@ async def test_what_blocks_the_service_does_not_hold_up_the_duties(
         finally:
             await own.close(timeout=10)
 
+    await schedules.plant_many(100, AGO("1 second"), **HOURLY)
     async with runtime(schedule_enabled=True) as one:
-        await schedules.plant_many(100, AGO("1 second"), **HOURLY)
         waiting = threading.Thread(target=asyncio.run, args=(wait_elsewhere(),), daemon=True)
         waiting.start()
         waiting.join(90)  # the event loop of the service stands still
@@ -156,7 +156,9 @@ async def test_its_lines_go_where_the_service_logs(runtime: Runtime, caplog: pyt
         async with runtime():
             pass
     lines = [record.getMessage() for record in caplog.records if record.name == "taskqd.maintenance"]
-    assert [line.split()[0] for line in lines] == ["event='maintenance-begun'", "event='maintenance-ended'"]
+    assert [line.split()[0] for line in lines] == [
+        f"event='maintenance-{what}'" for what in ("begun", "ending", "ended")
+    ]
 
 
 # -- what it refuses --------------------------------------------------------------------------------

@@ -182,6 +182,7 @@ async def _has_fired(schedules: ScheduleTable) -> bool:
 async def test_a_worker_takes_over_from_what_was_killed_and_gives_back_to_a_scheduler(
     fleet: Fleet, schedules: ScheduleTable, hosts: Hosts
 ) -> None:
+    await schedules.plant(due=TOMORROW, **HOURLY)
     scheduler = fleet.scheduler()
     workers = {worker.pid: worker for worker in (fleet.worker(env=AUTO), fleet.worker(env=AUTO))}
     await hosts.become(("scheduler", scheduler.pid))
@@ -189,7 +190,7 @@ async def test_a_worker_takes_over_from_what_was_killed_and_gives_back_to_a_sche
     assert scheduler.wait() == -9
     await hosts.age("scheduler")
     first = await elected(hosts)
-    await schedules.plant(due=AGO("1 second"), **HOURLY)
+    await schedules.update("report", next_fire_at=AGO("1 second"))
     await fired(schedules, 1)
     # It dies too: the other one takes its place.
     workers.pop(first).signal(signal.SIGKILL)
@@ -203,8 +204,8 @@ async def test_a_worker_takes_over_from_what_was_killed_and_gives_back_to_a_sche
     wait_for_event(worker, "maintenance-ended")
     await hosts.conn.execute(f"delete from {hosts.table} where pid = {scheduler.pid}")
     await hosts.become(("scheduler", back.pid))
-    (ended,) = events(worker, "maintenance-ended")
-    assert ended["why"] == "another process maintains"
+    (ending,) = events(worker, "maintenance-ending")
+    assert ending["why"] == "another process maintains"
     await schedules.update("report", next_fire_at=AGO("1 second"))
     await fired(schedules, 3)
     assert worker.process.poll() is None
@@ -251,6 +252,7 @@ async def test_a_scheduler_that_slept_on_its_claims_is_refused_what_a_worker_has
 async def test_a_worker_that_slept_finds_another_in_its_place(
     fleet: Fleet, schedules: ScheduleTable, hosts: Hosts
 ) -> None:
+    await schedules.plant(due=TOMORROW, **HOURLY)
     sleeper = fleet.worker(env=AUTO)
     assert await elected(hosts) == sleeper.pid
     sleeper.signal(signal.SIGSTOP)
@@ -258,9 +260,9 @@ async def test_a_worker_that_slept_finds_another_in_its_place(
     await hosts.age("fallback")
     assert await elected(hosts, then=other.pid) == other.pid
     sleeper.signal(signal.SIGCONT)
-    assert wait_for_event(sleeper, "maintenance-ended")["why"] == "another worker stands in"
+    assert wait_for_event(sleeper, "maintenance-ending")["why"] == "another worker stands in"
     await hosts.become(("fallback", other.pid))
-    await schedules.plant(due=AGO("1 second"), **HOURLY)
+    await schedules.update("report", next_fire_at=AGO("1 second"))
     await fired(schedules, 1)
 
 
@@ -274,7 +276,7 @@ async def test_a_stop_lets_the_running_fire_commit_and_gives_back_the_rest(
         worker = fleet.worker(env={**ON, "TASKQ_CANCELLATION_GRACE_PERIOD": "10", "TASKQ_LOCK_LEASE": "30"})
         await backend()
         worker.signal(signal.SIGTERM)
-        wait_for_event(worker, "shutdown-phase")
+        wait_for_event(worker, "maintenance-ending")
     assert worker.wait(60) == 0
     held = f'select count(*) from "{schedules.schema}".schedules where claim_token is not null'
     assert await hosts.conn.fetchval(held) == 0
@@ -289,11 +291,12 @@ async def test_a_stop_lets_the_running_fire_commit_and_gives_back_the_rest(
 async def test_an_actor_that_blocks_the_event_loop_holds_up_no_schedule(
     fleet: Fleet, jobs: JobTable, schedules: ScheduleTable, hosts: Hosts
 ) -> None:
+    await schedules.plant(due=TOMORROW, **HOURLY)
     worker = fleet.worker(env=ON, concurrency=1)
     await hosts.become(("worker", worker.pid))
-    await jobs.plant(actor="'blocks'", payload="'{\"seconds\": 3}'")
+    await jobs.plant(actor="'blocks'", payload="'{\"seconds\": 60}'")
     await fleet.wait_for_executions(1)
-    await schedules.plant(due=AGO("1 second"), **HOURLY)
+    await schedules.update("report", next_fire_at=AGO("1 second"))
     await eventually(lambda: _has_fired(schedules), 60)
     assert fleet.executions("end") == []
 
@@ -311,11 +314,12 @@ async def _many(hosts: Hosts, count: int) -> bool:
 
 
 async def test_a_session_that_is_ended_is_made_again(fleet: Fleet, schedules: ScheduleTable, hosts: Hosts) -> None:
+    await schedules.plant(due=TOMORROW, **HOURLY)
     worker = fleet.worker(env=AUTO)
     wait_for_event(worker, "maintenance-begun")
     end = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1"
     await hosts.conn.execute(end, f"taskqd/{schedules.schema}/default/maintain")
-    await schedules.plant(due=AGO("1 second"), **HOURLY)
+    await schedules.update("report", next_fire_at=AGO("1 second"))
     await fired(schedules, 1)
     assert worker.process.poll() is None
 

@@ -6,91 +6,27 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.package.released import ACTORS, ENQUEUE, Built, build, install, run
 from tests.postgres import Server
 from tests.support import REPOSITORY, Command, child_environment, wait_until
 
 pytestmark = pytest.mark.timeout(900)
 
-ACTORS = """
-from pydantic import BaseModel
-
-from taskqd import actor
-
-
-class Numbers(BaseModel):
-    values: list[int]
-
-
-class Sum(BaseModel):
-    total: int
-
-
-@actor
-async def add(payload: Numbers) -> Sum:
-    return Sum(total=sum(payload.values))
-
-
-actors = [add]
-"""
-
-ENQUEUE = """
-import asyncio
-import os
-
-from jobs import Numbers, Sum, add
-
-from taskqd import TaskQ
-
-
-async def main():
-    async with TaskQ(dsn=os.environ["TASKQ_PG_DSN"], schema=os.environ["TASKQ_SCHEMA_NAME"]) as taskq:
-        handle = await taskq.enqueue(add, Numbers(values=[1, 2, 39]))
-        print((await handle.wait(timeout=60)).total)
-
-
-asyncio.run(main())
-"""
-
-
-@dataclass(frozen=True)
-class Built:
-    """The two files of a release."""
-
-    wheel: Path
-    sdist: Path
-
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Build the sdist, and the wheel from the sdist."""
-    directory = tmp_path_factory.mktemp("dist")
-    _run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(directory), str(REPOSITORY)])
-    return Built(next(directory.glob("*.whl")), next(directory.glob("*.tar.gz")))
+    """The sdist, and the wheel from it."""
+    return build(REPOSITORY, tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")
 def python(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment that holds the wheel and what it depends on, nothing else."""
-    directory = tmp_path_factory.mktemp("venv")
-    _run([sys.executable, "-m", "venv", str(directory)])
-    python = directory / "bin" / "python"
-    _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", str(built.wheel)])
-    return python
-
-
-def _run(argv: list[str], cwd: Path | None = None, **environment: str) -> str:
-    env = child_environment(**environment)
-    env.pop("PYTHONPATH")
-    done = subprocess.run(
-        argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, f"{argv} ended {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    return install(built.wheel, tmp_path_factory.mktemp("venv"))
 
 
 def _sources(pattern: str) -> set[str]:
@@ -125,14 +61,14 @@ def test_the_wheel_migrates_a_schema_and_runs_a_job(
     for name, text in (("jobs.py", ACTORS), ("enqueue.py", ENQUEUE)):
         (tmp_path / name).write_text(text)
 
-    _run([taskqd, "migrate", "up"], tmp_path, **environment)
-    assert "from_the_wheel" in _run([taskqd, "migrate", "status"], tmp_path, **environment)
+    run([taskqd, "migrate", "up"], tmp_path, **environment)
+    assert "from_the_wheel" in run([taskqd, "migrate", "status"], tmp_path, **environment)
 
     env = child_environment(**environment, TASKQ_HEALTH_SOCKET_PATH=str(short_dir / "health.sock"))
     env.pop("PYTHONPATH")
     worker = Command([taskqd, "worker", "--actors", "jobs:actors"], tmp_path, env)
     try:
-        assert _run([str(python), "enqueue.py"], tmp_path, **environment) == "42\n"
+        assert run([str(python), "enqueue.py"], tmp_path, **environment) == "42\n"
         worker.process.terminate()
         assert worker.wait(60) == 0
     finally:
@@ -141,8 +77,8 @@ def test_the_wheel_migrates_a_schema_and_runs_a_job(
 
 
 def test_the_module_is_the_command(python: Path, tmp_path: Path) -> None:
-    assert _run([str(python), "-m", "taskqd", "--help"], tmp_path).startswith("Usage: taskqd ")
-    installed = _run([str(python), "-c", "import taskqd; print(taskqd.__file__)"], tmp_path)
+    assert run([str(python), "-m", "taskqd", "--help"], tmp_path).startswith("Usage: taskqd ")
+    installed = run([str(python), "-c", "import taskqd; print(taskqd.__file__)"], tmp_path)
     assert installed.startswith(str(python.parent.parent))
 
 
@@ -150,13 +86,13 @@ def test_the_wheel_writes_and_compares_units_and_manifests(python: Path, tmp_pat
     taskqd = str(python.with_name("taskqd"))
     (tmp_path / "jobs.py").write_text(ACTORS)
     workgroup = ["--actors", "jobs:actors", "--health-address", "127.0.0.1:8081"]
-    _run([taskqd, "init", "workgroup", *workgroup], tmp_path)
+    run([taskqd, "init", "workgroup", *workgroup], tmp_path)
     for platform, option, file in (
         ("systemd", "--unit", "systemd/taskqd.service"),
         ("k8s", "--manifest", "k8s/base/deployment.yaml"),
     ):
-        _run([taskqd, "init", platform, "workgroup.toml"], tmp_path)
-        checked = _run([taskqd, "check", "workgroup.toml", "--platform", platform, option, file], tmp_path)
+        run([taskqd, "init", platform, "workgroup.toml"], tmp_path)
+        checked = run([taskqd, "check", "workgroup.toml", "--platform", platform, option, file], tmp_path)
         assert "ok: workgroup 'myapp', 3 processes" in checked
 
 

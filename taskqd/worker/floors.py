@@ -14,6 +14,7 @@ BEGINNING = (datetime(1, 1, 1, tzinfo=UTC), UUID(int=0))
 MAX_RECENT = 64
 """Segments of earlier looks that are remembered."""
 RESCAN_SHARE = 0.05
+NEWS_SHARE = 0.1
 RESCAN_MIN, RESCAN_MAX = 1.0, 10.0
 
 
@@ -22,7 +23,8 @@ class Floors:
 
     A floor is a hint. A rescan starts every segment from its beginning again; it is due after
     ``clamp(cost of the last rescan / 5 %, 1 s, 10 s)`` and whenever an answer came short, which bounds how long a row
-    below a floor can stay hidden.
+    below a floor can stay hidden. News of jobs hastens it, as far as rescans take no more than 10 % of the time: each
+    walks the dead entries of what was claimed since the last vacuum.
     """
 
     def __init__(self, routes: Iterable[str]) -> None:
@@ -30,6 +32,8 @@ class Floors:
         self._floors: dict[Segment, tuple[datetime, UUID]] = {}
         self._recent: dict[Segment, None] = {}
         self._rescan_at = 0.0
+        self._hastened = 0.0
+        """The earliest that news may have the next rescan."""
         self._turn = 0
 
     @property
@@ -38,8 +42,12 @@ class Floors:
         return time.monotonic() >= self._rescan_at
 
     def want_rescan(self) -> None:
-        """Look from the beginning next time: an answer came short, or somebody woke us."""
+        """Look from the beginning next time: an answer came short, or somebody woke us who had found nothing left."""
         self._rescan_at = 0.0
+
+    def hasten(self) -> None:
+        """There is news, of jobs that may stand anywhere, while there is more than enough to claim."""
+        self._rescan_at = min(self._rescan_at, self._hastened)
 
     def reset(self, heads: Iterable[Segment]) -> None:
         """Take the segments that have pending rows now, each from its beginning."""
@@ -48,7 +56,9 @@ class Floors:
 
     def rescanned(self, cost: float) -> None:
         """Schedule the next rescan after one that took ``cost`` seconds."""
-        self._rescan_at = time.monotonic() + min(RESCAN_MAX, max(RESCAN_MIN, cost / RESCAN_SHARE))
+        now = time.monotonic()
+        self._rescan_at = now + min(RESCAN_MAX, max(RESCAN_MIN, cost / RESCAN_SHARE))
+        self._hastened = min(self._rescan_at, now + cost / NEWS_SHARE)
 
     def segments(self) -> list[tuple[Segment, tuple[datetime, UUID]]]:
         """The segments in the order to claim from: higher priority first, queues taking turns within one."""

@@ -102,10 +102,12 @@ class Producer:
         await asyncio.gather(self.loop.stop(timeout), self._freed_loop.stop(timeout))
 
     def woken(self) -> None:
-        """There may be new work: look from the beginning, now."""
-        self._was_drained |= self._drained
-        self._drained = False
-        self._floors.want_rescan()
+        """There may be new work: look from the beginning, now where nothing was left, else as soon as that is cheap."""
+        if self._drained:
+            self._was_drained, self._drained = True, False
+            self._floors.want_rescan()
+        else:
+            self._floors.hasten()
         self.loop.wake()
 
     def room_made(self) -> None:
@@ -117,7 +119,8 @@ class Producer:
         """Claim nothing while paused."""
         self.paused = paused
         if not paused:
-            self.woken()
+            self._floors.want_rescan()
+            self.loop.wake()
 
     def freed(self, attempt: Attempt) -> None:
         """An attempt gave back a limit, or an identity, that another job may wait for."""

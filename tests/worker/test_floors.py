@@ -43,6 +43,21 @@ def test_a_short_answer_or_a_wake_up_makes_it_due_at_once(clock: Clock) -> None:
     assert floors.rescan_due
 
 
+def test_news_hastens_the_next_rescan_as_far_as_rescans_stay_cheap(clock: Clock) -> None:
+    floors = Floors(["a"])
+    floors.rescanned(0.01)
+    floors.hasten()
+    assert not floors.rescan_due
+    clock.advance(0.11)
+    assert floors.rescan_due
+    floors.rescanned(5.0)
+    floors.hasten()
+    clock.advance(RESCAN_MAX - 0.1)
+    assert not floors.rescan_due
+    clock.advance(0.2)
+    assert floors.rescan_due
+
+
 def test_the_floor_is_the_last_key_answered_until_the_rescan(clock: Clock) -> None:
     floors = Floors(["a"])
     floors.reset([("a", 0), ("a", 5)])

@@ -23,6 +23,7 @@ from taskqd import (
 )
 from taskqd.settings import load_settings
 from tests.jobs import JobTable
+from tests.package.nonsense import NONSENSE, complaint, parameters
 from tests.scheduler.schedules import ScheduleTable
 from tests.scheduler.test_firing_faults import AGO, fired, held_up
 from tests.support import eventually
@@ -208,6 +209,12 @@ def test_bad_arguments(options: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError) as raised:
         TaskqRuntime(**options)
     assert problem in str(raised.value)
+
+
+@pytest.mark.parametrize("name", parameters(TaskqRuntime))
+async def test_nonsense_is_accepted_or_refused_by_name(name: str) -> None:
+    wrong = [(await complaint(lambda value=value: TaskqRuntime(**{name: value}), name))[1] for value in NONSENSE]
+    assert not any(wrong), wrong
 
 
 def test_a_bad_dsn_is_named_once_and_not_shown() -> None:

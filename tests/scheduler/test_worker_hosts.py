@@ -104,9 +104,11 @@ async def test_one_worker_stands_in_and_goes_on_until_its_beats_are_old(hosts: H
 
 async def test_nobody_stands_in_beside_a_host_that_does_everything(hosts: Hosts) -> None:
     worker = new_uuid()
+    partial = await hosts.enlist("runtime", complete=False)
+    assert await hosts.conn.fetchval(hosts.sql.unattended, ALIVE)
     assert await hosts.stand_in(worker)
-    await hosts.enlist("runtime", complete=False)
     assert await hosts.beat(worker) is True
+    assert await hosts.beat(partial) is False
     for kind in ("runtime", "worker", "scheduler"):
         host = await hosts.enlist(kind)
         assert await hosts.beat(worker) is False

@@ -6,21 +6,22 @@ The public names below are imported when they are first used, so that ``import t
 TYPE_CHECKING = False  # as type checkers read it, without importing typing at run time
 if TYPE_CHECKING:
     from taskqd.actors.actor import ActorRef as ActorRef
-    from taskqd.actors.actor import actor as actor
     from taskqd.actors.context import JobContext as JobContext
+    from taskqd.actors.decorator import actor as actor
     from taskqd.actors.di.dependency import Scope as Scope
     from taskqd.actors.di.providers import ProviderRegistry as ProviderRegistry
     from taskqd.actors.registry import Registry as Registry
     from taskqd.actors.reporter import ErrorReporter as ErrorReporter
     from taskqd.actors.schedules import cron as cron
     from taskqd.actors.schedules import every as every
-    from taskqd.client.batch import EnqueueItem as EnqueueItem
     from taskqd.client.batch import wait_for_batch as wait_for_batch
     from taskqd.client.control import CancelResult as CancelResult
     from taskqd.client.filter import JobFilter as JobFilter
     from taskqd.client.filter import JobOrder as JobOrder
     from taskqd.client.handle import JobHandle as JobHandle
+    from taskqd.client.item import EnqueueItem as EnqueueItem
     from taskqd.client.rows import JobProgress as JobProgress
+    from taskqd.client.rows import JobRow as JobRow
     from taskqd.client.schedules import ScheduleHandle as ScheduleHandle
     from taskqd.client.taskq import TaskQ as TaskQ
     from taskqd.domain.errors import ActorDefinitionError as ActorDefinitionError
@@ -82,18 +83,20 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _EXPORTS: dict[str, tuple[str, ...]] = {
-    "taskqd.actors.actor": ("ActorRef", "actor"),
+    "taskqd.actors.actor": ("ActorRef",),
     "taskqd.actors.context": ("JobContext",),
+    "taskqd.actors.decorator": ("actor",),
     "taskqd.actors.di.dependency": ("Scope",),
     "taskqd.actors.di.providers": ("ProviderRegistry",),
     "taskqd.actors.registry": ("Registry",),
     "taskqd.actors.reporter": ("ErrorReporter",),
     "taskqd.actors.schedules": ("cron", "every"),
-    "taskqd.client.batch": ("EnqueueItem", "wait_for_batch"),
+    "taskqd.client.batch": ("wait_for_batch",),
     "taskqd.client.control": ("CancelResult",),
     "taskqd.client.filter": ("JobFilter", "JobOrder"),
     "taskqd.client.handle": ("JobHandle",),
-    "taskqd.client.rows": ("JobProgress",),
+    "taskqd.client.item": ("EnqueueItem",),
+    "taskqd.client.rows": ("JobProgress", "JobRow"),
     "taskqd.client.schedules": ("ScheduleHandle",),
     "taskqd.client.taskq": ("TaskQ",),
     "taskqd.domain.errors": (

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from taskqd.client.batch import (
-    MAX_BATCH,
     AbortBatchAfter,
     BatchFilter,
     BatchHandle,
     BatchStatus,
     BatchSummary,
-    EnqueueItem,
     wait_for_batch,
 )
+from taskqd.client.enqueue import MAX_BATCH
+from taskqd.client.item import EnqueueItem
 
 __all__ = [
     "MAX_BATCH",

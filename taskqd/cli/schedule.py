@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 import click
 
 from taskqd.cli.columns import columns
+from taskqd.cli.schedule_text import plan_object, plan_text, schedule_object, time_text, when_text
 from taskqd.cli.session import session
 from taskqd.domain.errors import ConfigError, ScheduleChangedError, TaskQError
 from taskqd.domain.exit_codes import ExitCode
@@ -83,7 +84,7 @@ def plan(file: Path | None, actors: str | None, as_json: bool) -> int:
         return plan_schedules(await read_schedules(connection, schema), wanted, source)
 
     found = _run(read)
-    click.echo(json.dumps(_plan_object(found), indent=2) if as_json else _plan_text(found))
+    click.echo(json.dumps(plan_object(found), indent=2) if as_json else plan_text(found))
     return ExitCode.ERROR if found.refused else ExitCode.DONE
 
 
@@ -117,7 +118,7 @@ def apply(file: Path | None, actors: str | None, digest: str | None) -> None:
                     raise ScheduleChangedError(f"schedule {change.wanted.name!r} was changed meanwhile; plan again")
         return found
 
-    click.echo(_plan_text(_run(make), done=True))
+    click.echo(plan_text(_run(make), done=True))
 
 
 @command.command(name="list")
@@ -127,7 +128,7 @@ def list_(everything: bool, as_json: bool) -> None:
     """List the schedules with their next slots."""
     found = [one for one in _run(read_schedules) if everything or one.retired_at is None]
     if as_json:
-        click.echo(json.dumps([_object(one) for one in found], indent=2))
+        click.echo(json.dumps([schedule_object(one) for one in found], indent=2))
     elif not found:
         click.echo("no schedules")
     else:
@@ -136,12 +137,12 @@ def list_(everything: bool, as_json: bool) -> None:
             (
                 one.name,
                 one.state,
-                _when(one),
+                when_text(one),
                 one.timezone,
                 one.actor,
                 one.source,
-                _time(one.next_fire_at) if one.state == "active" else "-",
-                _time(one.last_fired_at),
+                time_text(one.next_fire_at) if one.state == "active" else "-",
+                time_text(one.last_fired_at),
                 str(one.failures),
             )
             for one in found
@@ -157,7 +158,7 @@ def show(name: str, as_json: bool) -> None:
 
     async def read(connection: asyncpg.Connection, schema: str) -> dict[str, Any]:
         stored = await _find(connection, schema, name)
-        return _object(stored) | {"decisions": await decisions_on(connection, schema, stored.id, 10)}
+        return schedule_object(stored) | {"decisions": await decisions_on(connection, schema, stored.id, 10)}
 
     found = _run(read)
     if as_json:
@@ -172,7 +173,7 @@ def show(name: str, as_json: bool) -> None:
         head = ("DECIDED", "WHAT", "FIRED", "SUPPRESSED", "SKIPPED", "WHY")
         rows = [
             (
-                _time(one["decided_at"]),
+                time_text(one["decided_at"]),
                 one["action"],
                 *(str(one[key]) for key in ("fired", "suppressed", "skipped")),
                 one["reason"] or "",
@@ -357,73 +358,3 @@ def _instant(option: str, text: str) -> datetime:
     if found.utcoffset() is None:
         raise click.UsageError(f"{option} {text!r} has no time zone; append Z or an offset like +01:00")
     return found.astimezone(UTC)
-
-
-# -- what is printed --------------------------------------------------------------------------------
-
-
-def _plan_text(found: SchedulePlan, *, done: bool = False) -> str:
-    rows = [("SCHEDULE", "CHANGE", ""), *((one.wanted.name, one.action, one.why) for one in found.changes)]
-    lines = [columns(rows, left=range(3))]
-    lines += [f"{name} is declared no more; it stays until `taskqd schedule retire {name}`" for name in found.left]
-    counts = {
-        action: sum(one.action == action for one in found.changes)
-        for action in ("create", "change", "unchanged", "refused")
-    }
-    told = ", ".join(f"{count} {action}" for action, count in counts.items() if count)
-    return "\n".join([*lines, f"applied: {told}" if done else f"plan {found.digest}: {told}"])
-
-
-def _plan_object(found: SchedulePlan) -> dict[str, Any]:
-    return {
-        "plan": found.digest,
-        "source": found.source,
-        "changes": [{"name": one.wanted.name, "action": one.action, "why": one.why} for one in found.changes],
-        "left": list(found.left),
-    }
-
-
-def _object(one: StoredSchedule) -> dict[str, Any]:
-    definition = one.definition
-    return {
-        "name": one.name,
-        "state": one.state,
-        "source": one.source,
-        "version": one.version,
-        "actor": one.actor,
-        "when": _when(one),
-        "timezone": one.timezone,
-        "next_fire_at": _iso(one.next_fire_at),
-        "last_fired_at": _iso(one.last_fired_at),
-        "last_job_id": None if one.last_job_id is None else str(one.last_job_id),
-        "consecutive_failures": one.failures,
-        "last_error": one.last_error or one.problem or None,
-        **(
-            {}
-            if definition is None
-            else {
-                "dst_strategy": definition.dst_strategy,
-                "catch_up": definition.catch_up,
-                "catch_up_max": definition.catch_up_max,
-                "catch_up_window": definition.catch_up_window,
-                "overlap": definition.overlap,
-                "smear": definition.smear,
-                "payload": None if definition.payload is None else json.loads(definition.payload),
-                "payload_factory": definition.payload_factory,
-                "options": dict(definition.options),
-                "identity_key": definition.identity_key,
-            }
-        ),
-    }
-
-
-def _when(one: StoredSchedule) -> str:
-    return one.expression if one.definition is None else one.definition.when
-
-
-def _time(moment: datetime | None) -> str:
-    return "-" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
-
-
-def _iso(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.isoformat()

@@ -11,24 +11,11 @@ from datetime import datetime
 from typing import Any, Literal, Protocol
 from uuid import UUID
 
-from taskqd.client.enqueue import MAX_BATCH
 from taskqd.client.handle import JobHandle
-from taskqd.client.item import EnqueueItem
 from taskqd.domain.arguments import check_flag, check_id, check_seconds, check_text, check_whole
 from taskqd.domain.errors import BatchAbortedError, EmptyBatchError
 from taskqd.domain.signals import MAX_DELAY, Snooze
 from taskqd.domain.status import ACTIVE, JobStatus
-
-__all__ = [
-    "MAX_BATCH",
-    "AbortBatchAfter",
-    "BatchFilter",
-    "BatchHandle",
-    "BatchStatus",
-    "BatchSummary",
-    "EnqueueItem",
-    "wait_for_batch",
-]
 
 MIN_SNOOZE = 1.0
 MAX_LISTED = 500

@@ -14,17 +14,17 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.health.lines import LINE_LIMIT, encode
 from taskqd.supervisor.child import Child
 from taskqd.supervisor.exits import classify
+from taskqd.supervisor.fork_request import ForkRequest
 from taskqd.supervisor.handover import FORK_TIMEOUT, GO
 from taskqd.supervisor.journal import Journal
 from taskqd.supervisor.plan import ChildSpec
+from taskqd.supervisor.preload_phase import Phase, Way
 from taskqd.supervisor.reaper import Reaper, kill_group
 from taskqd.supervisor.spares import Spare, Spares
 from taskqd.supervisor.spawn import Forked, NewProcess, dump_file, spawn
@@ -37,46 +37,6 @@ _ATTEMPTS = 3
 _STABLE_AFTER = 10.0
 _FORK_PAUSE = 10.0
 _SHORTLY = 2.0
-
-
-class Phase(StrEnum):
-    """What the zygote is doing."""
-
-    OFF = "off"
-    """No worker wants it."""
-    IMPORTING = "importing"
-    READY = "ready"
-    UNFIT = "unfit"
-    """It said why it must not be forked. This does not change until the group is started anew."""
-    DOWN = "down"
-    """It ended; it is started again in a moment."""
-
-
-class Way(StrEnum):
-    """How a worker is started."""
-
-    FORK = "fork"
-    EXEC = "exec"
-    WAIT = "wait"
-    """Not now."""
-    NONE = "none"
-    """Not at all: it must be forked, and cannot be."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """The one fork that is asked for, and the supervisor's ends of what the new process gets."""
-
-    child: Child
-    link: socket.socket
-    dump: int | None
-    deadline: float
-
-    def drop(self) -> None:
-        """Let go of it: a process that was made nevertheless finds its link closed, and ends."""
-        self.link.close()
-        if self.dump is not None:
-            os.close(self.dump)
 
 
 ZygoteCommand = Callable[[Sequence[str]], list[str]]
@@ -122,7 +82,7 @@ class Preload:
         self._failures = 0
         self._ready_at: float | None = None
         self._text = b""
-        self._request: _Request | None = None
+        self._request: ForkRequest | None = None
         self._made: list[tuple[Child, NewProcess | str]] = []
         self._spares = Spares(reaper, self._notice_end)
         self._spare_by: float | None = None
@@ -229,7 +189,7 @@ class Preload:
                 os.close(dump)
             raise
         ours.setblocking(False)
-        self._request = _Request(child, ours, dump, time.monotonic() + _ANSWER_TIMEOUT)
+        self._request = ForkRequest(child, ours, dump, time.monotonic() + _ANSWER_TIMEOUT)
         with theirs:
             self._send(line, theirs.fileno(), *passed)
         return None

@@ -14,7 +14,7 @@ from taskqd.supervisor.deaths import PAUSE, Deaths
 from taskqd.supervisor.events import Event, Spawned, SpawnFailed
 from taskqd.supervisor.journal import Journal
 from taskqd.supervisor.plan import ChildSpec, Plan
-from taskqd.supervisor.preload import Way
+from taskqd.supervisor.preload_phase import Way
 from taskqd.supervisor.reaper import Reaper
 from taskqd.supervisor.roster import Roster
 from taskqd.supervisor.runtime import GroupFiles

@@ -11,7 +11,8 @@ from taskqd.domain.exit_codes import ExitCode
 from taskqd.supervisor.child import Child
 from taskqd.supervisor.journal import Journal
 from taskqd.supervisor.plan import ChildSpec
-from taskqd.supervisor.preload import Phase, Preload, Way, ZygoteCommand, zygote_command
+from taskqd.supervisor.preload import Preload, ZygoteCommand, zygote_command
+from taskqd.supervisor.preload_phase import Phase, Way
 from taskqd.supervisor.reaper import Reaper
 from taskqd.supervisor.slot import State
 from taskqd.supervisor.spawn import NewProcess

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taskqd import TaskQ, new_uuid
-from taskqd.client.batch import EnqueueItem
+from taskqd import EnqueueItem, TaskQ, new_uuid
 from tests.apps import basic
 from tests.apps.basic import Work
 from tests.fleet import Fleet, events

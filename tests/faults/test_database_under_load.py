@@ -13,8 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import asyncpg
 import pytest
 
-from taskqd import TaskQ, new_uuid
-from taskqd.client.batch import EnqueueItem
+from taskqd import EnqueueItem, TaskQ, new_uuid
 from tests.apps import limited
 from tests.apps.basic import Work
 from tests.fleet import Fleet

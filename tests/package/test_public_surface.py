@@ -44,6 +44,7 @@ SURFACE = [
     "JobNotFoundError",
     "JobOrder",
     "JobProgress",
+    "JobRow",
     "JobStatus",
     "MaxPendingExceededError",
     "MaxPendingLockTimeoutError",

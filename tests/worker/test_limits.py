@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from taskqd import TaskQ
-from taskqd.client.batch import EnqueueItem
+from taskqd import EnqueueItem, TaskQ
 from tests.apps import limited
 from tests.apps.basic import Work
 from tests.fleet import Execution, Fleet

@@ -10,7 +10,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -19,22 +18,21 @@ import asyncpg
 from taskqd.actors.progress import Progress
 from taskqd.domain.errors import (
     ActorProcessDied,
-    MemoryLimitExceeded,
-    RecordedError,
     RegistryError,
     SubEnqueueError,
     TaskQError,
 )
-from taskqd.domain.retry import KINDS
-from taskqd.domain.signals import MAX_DELAY, CancelOrigin
+from taskqd.domain.signals import CancelOrigin
 from taskqd.health.lines import encode
 from taskqd.observe.logs import get_logger
 from taskqd.settings import Settings
 from taskqd.worker.attempt import Attempt
 from taskqd.worker.isolated.frames import Garbled, pack, receive
 from taskqd.worker.isolated.launch import Launched
+from taskqd.worker.isolated.session import Session
 from taskqd.worker.isolated.statements import Lender, describe
-from taskqd.worker.outcome import Failed, Outcome, Overran, Snoozed, Succeeded
+from taskqd.worker.isolated.told import outcome_of
+from taskqd.worker.outcome import Outcome
 
 ANSWER_TIME = 2.0
 """Seconds in which a process must say that it has cancelled its actor; it is killed when it does not."""
@@ -55,27 +53,6 @@ class ProgressBook(Protocol):
     def open(self, attempt: Attempt) -> Progress:
         """Return the progress of an attempt."""
         ...
-
-
-@dataclass(slots=True, eq=False)
-class _Session:
-    """One attempt in its process."""
-
-    attempt: Attempt
-    number: int
-    ended: asyncio.Future[tuple[int | None, int | None]]
-    """The status of the process, None when nobody knows it, and the memory it was killed for."""
-    lender: Lender
-    writer: asyncio.StreamWriter | None = None
-    outcome: Outcome | BaseException | None = None
-    overdue: float | None = None
-    """Its ``start_to_close``, once that is over."""
-    stopped: bool = False
-    """True once it was made to end by us, or asked with a signal."""
-    fault: str = ""
-    timers: list[asyncio.TimerHandle] = field(default_factory=list)
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    answer_by: asyncio.TimerHandle | None = None
 
 
 class Isolation:
@@ -104,7 +81,7 @@ class Isolation:
         self._cleanup_grace = cleanup_grace
         self._result_max_bytes = result_max_bytes
         self._on_lost: Callable[[], None] = _nothing
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: dict[int, Session] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._number = 0
@@ -164,7 +141,7 @@ class Isolation:
         """
         loop = asyncio.get_running_loop()
         self._number += 1
-        session = _Session(attempt, self._number, loop.create_future(), Lender(self._pool))
+        session = Session(attempt, self._number, loop.create_future(), Lender(self._pool))
         self._sessions[session.number] = session
         self._idle.clear()
         try:
@@ -186,7 +163,7 @@ class Isolation:
                 del self._sessions[session.number]
                 if not self._sessions:
                     self._idle.set()
-        return self._end_of(session)
+        return session.end()
 
     def force(self, attempt: Attempt) -> None:
         """Cancel the actor, a plain function by SIGTERM, and kill its process after the cleanup grace."""
@@ -200,7 +177,7 @@ class Isolation:
             if session.attempt is attempt:
                 self._kill(session)
 
-    async def _fork(self, session: _Session) -> socket.socket:
+    async def _fork(self, session: Session) -> socket.socket:
         """Have the process made and return the link to it. Raises ``OSError``."""
         async with self._forking:
             if self.lost or self._closing:
@@ -226,7 +203,7 @@ class Isolation:
             self._kill(session)
         return ours
 
-    def _send_order(self, session: _Session) -> None:
+    def _send_order(self, session: Session) -> None:
         assert session.writer is not None  # noqa: S101 - just made
         attempt = session.attempt
         told = {
@@ -242,13 +219,13 @@ class Isolation:
         }
         session.writer.write(pack({"op": "run", "actor": attempt.ref.name, "attempt": told, **self._orders}))
 
-    def _task(self, session: _Session, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _task(self, session: Session, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=f"isolated-{session.attempt.job_id}")
         session.tasks.add(task)
         task.add_done_callback(session.tasks.discard)
         return task
 
-    async def _leave(self, session: _Session) -> None:
+    async def _leave(self, session: Session) -> None:
         for timer in session.timers:
             timer.cancel()
         if not session.ended.done():
@@ -266,41 +243,16 @@ class Isolation:
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:  # the pool makes a new session
             _log.warning("lent-session-lost", job_id=str(session.attempt.job_id), error=type(error).__name__)
 
-    def _end_of(self, session: _Session) -> Outcome | BaseException:
-        attempt = session.attempt
-        status, used = session.ended.result()
-        outcome = session.outcome
-        cancelled = session.stopped if outcome is None else isinstance(outcome, asyncio.CancelledError)
-        if outcome is not None and not cancelled:
-            return outcome
-        if session.fault:
-            return ActorProcessDied(f"the actor's process sent what is no message: {session.fault}")
-        if cancelled:
-            limit = session.overdue
-            return asyncio.CancelledError("its process was ended") if limit is None else Overran(limit)
-        if used is not None:
-            assert attempt.ref.memory_limit is not None  # noqa: S101 - it was killed for it
-            return MemoryLimitExceeded(attempt.ref.name, used, attempt.ref.memory_limit)
-        if status is None:
-            return ActorProcessDied("the actor's process ended with the one that it was forked from")
-        code = os.waitstatus_to_exitcode(status)
-        stopping = attempt.cancellation.origin is CancelOrigin.SHUTDOWN
-        if stopping and -code in (signal.SIGTERM, signal.SIGKILL):  # whoever stops the worker may stop all of it
-            return asyncio.CancelledError("its process was ended")
-        if code < 0:
-            return ActorProcessDied(f"the actor's process was killed by {_signal_name(-code)}")
-        return ActorProcessDied(f"the actor's process ended with exit code {code} before its actor did")
-
     # -- its end ------------------------------------------------------------------------------------
 
-    def _overdue(self, session: _Session, limit: float) -> None:
+    def _overdue(self, session: Session, limit: float) -> None:
         if session.outcome is not None or session.ended.done():
             return
         session.overdue = limit
         session.attempt.cancellation.request(CancelOrigin.TIMEOUT)
         self._force(session)
 
-    def _force(self, session: _Session) -> None:
+    def _force(self, session: Session) -> None:
         if session.stopped or session.outcome is not None:
             return
         session.stopped = True
@@ -313,7 +265,7 @@ class Isolation:
             session.timers.append(session.answer_by)
         session.timers.append(loop.call_later(self._cleanup_grace, self._kill, session))
 
-    def _kill(self, session: _Session) -> None:
+    def _kill(self, session: Session) -> None:
         session.stopped = True
         self._ask(op="kill", number=session.number)
 
@@ -325,14 +277,14 @@ class Isolation:
                 _log.error("isolation-zygote-hangs", error=type(error).__name__)
                 os.kill(self._zygote.pid, signal.SIGTERM)  # its warden kills it, and everything else
 
-    async def _pass_cancellation(self, session: _Session) -> None:
+    async def _pass_cancellation(self, session: Session) -> None:
         await session.attempt.cancellation.event.wait()
         if session.writer is not None and session.attempt.cancellation.origin is not None:
             session.writer.write(pack({"op": "cancel", "origin": session.attempt.cancellation.origin}))
 
     # -- what its process says ----------------------------------------------------------------------
 
-    async def _listen(self, session: _Session, reader: asyncio.StreamReader) -> None:
+    async def _listen(self, session: Session, reader: asyncio.StreamReader) -> None:
         try:
             while session.outcome is None and (message := await receive(reader)) is not None:
                 self._take(session, message)
@@ -340,10 +292,10 @@ class Isolation:
             session.fault = str(error)[:500] or type(error).__name__
             self._kill(session)
 
-    def _take(self, session: _Session, message: dict[str, Any]) -> None:
+    def _take(self, session: Session, message: dict[str, Any]) -> None:
         match message["op"]:
             case "outcome":
-                session.outcome = self._outcome(session.attempt, message)
+                session.outcome = outcome_of(session.attempt, message, self._result_max_bytes)
                 session.timers.append(asyncio.get_running_loop().call_later(EXIT_TIME, self._kill, session))
             case "progress":
                 state = message["state"]
@@ -359,7 +311,7 @@ class Isolation:
             case other:
                 raise Garbled(f"unknown op {other!r}")
 
-    async def _lend(self, session: _Session, message: dict[str, Any]) -> None:
+    async def _lend(self, session: Session, message: dict[str, Any]) -> None:
         told = {"op": "answer", "number": message["number"]}
         answer = await session.lender.answer(message)
         try:
@@ -368,40 +320,6 @@ class Isolation:
             data = pack({**told, "error": describe(SubEnqueueError(str(error)))})
         if session.writer is not None:
             session.writer.write(data)
-
-    def _outcome(self, attempt: Attempt, told: dict[str, Any]) -> Outcome | BaseException:
-        """Return what the process says of its actor. Raises ``Garbled`` for what cannot be."""
-        seconds = time.monotonic() - (attempt.started_at or 0.0)
-        match told["kind"]:
-            case "Succeeded":
-                result = _text(told["result"])
-                if result is not None and len(result) > self._result_max_bytes:
-                    raise Garbled("a result larger than it may be")
-                wanted = attempt.ref.hooks.on_success is not None
-                return Succeeded(attempt, seconds, result, attempt.ref.decode_result(result) if wanted else None)
-            case "Snoozed":
-                return Snoozed(attempt, seconds, _delay(told["delay"]) or 0.0)
-            case "Failed" if told["error_class"] != "CancelledError":
-                error_class, message = str(told["error_class"]), str(told["message"])
-                kind = told["retry_kind"]
-                if kind is not None and kind not in KINDS:
-                    raise Garbled(f"unknown kind of retry {kind!r}")
-                wanted = attempt.ref.hooks.on_retry_exhausted is not None
-                return Failed(
-                    attempt,
-                    seconds,
-                    error_class,
-                    message,
-                    _text(told["traceback"]),
-                    kind,
-                    _delay(told["delay"]),
-                    _text(told["exhausted_class"]),
-                    RecordedError(error_class, message) if wanted else None,
-                )
-            case "Failed" | "Released":
-                return asyncio.CancelledError(_text(told.get("message")) or "")
-            case other:
-                raise Garbled(f"unknown outcome {other!r}")
 
     # -- what the zygote says -----------------------------------------------------------------------
 
@@ -481,24 +399,3 @@ def _has_ended(pid: int) -> bool:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
         return True
-
-
-def _text(value: object) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise Garbled("a field that is no text")
-    return value
-
-
-def _delay(value: object) -> float | None:
-    if value is None:
-        return None
-    if not isinstance(value, (int, float)) or not 0 <= value <= MAX_DELAY.total_seconds():
-        raise Garbled(f"a delay of {value!r}")
-    return float(value)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -19,6 +20,9 @@ from tests.support import Command, child_environment, taskqd_argv
 # How long one example takes is the machine's affair.
 hypothesis.settings.register_profile("taskqd", deadline=None)
 hypothesis.settings.load_profile("taskqd")
+
+# As an interactive shell starts its commands, whatever started the tests: what they start would ignore it too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 for _name in [name for name in os.environ if name.startswith(("TASKQ_", "TASKQD_"))]:
     del os.environ[_name]

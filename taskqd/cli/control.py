@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from taskqd.cli.group_options import group_option, socket_option
 from taskqd.cli.group_socket import NoGroupError, find_socket
 from taskqd.domain.errors import TaskQError
 from taskqd.domain.exit_codes import ExitCode
@@ -42,9 +43,8 @@ def _options(command: Callable[..., int]) -> Callable[..., int]:
             help="How long to wait; then 4 is returned, and the group goes on.",
         ),
         click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it is done."),
-        click.option(
-            "--socket", "path", metavar="PATH", help="The group's socket, instead of TASKQD_SOCKET or the only one."
-        ),
+        group_option,
+        socket_option,
     ):
         command = option(command)
     return command
@@ -128,9 +128,18 @@ def _named(name: str | None) -> dict[str, Any]:
     return {} if name is None else {"name": name}
 
 
-def _send(verb: str, arguments: dict[str, Any], *, path: str | None, wait: bool, timeout: float, as_json: bool) -> int:
+def _send(
+    verb: str,
+    arguments: dict[str, Any],
+    *,
+    group: str | None,
+    path: str | None,
+    wait: bool,
+    timeout: float,
+    as_json: bool,
+) -> int:
     """Ask the group and print what it says; return the exit code that it says."""
-    place = find_socket(None, path)
+    place = find_socket(group, path)
     for line in _lines(place, verb, {**arguments, "wait": wait}, time.monotonic() + timeout if wait else None):
         if as_json:
             click.echo(json.dumps(line))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import click
 
+from taskqd.cli.group_options import group_option, socket_option
 from taskqd.cli.group_socket import find_socket, order
 from taskqd.domain.errors import TaskQError
 
 
 @click.command()
 @click.argument("name", metavar="NAME")
-@click.option("--group", metavar="GROUP", help="The group's name; needed where several run.")
-@click.option("--socket", "path", metavar="PATH", help="The group's socket, instead of looking for it.")
+@group_option
+@socket_option
 def command(name: str, group: str | None, path: str | None) -> int:
     """Print the stack of every thread of a process such as io.0. It goes on undisturbed.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from taskqd.cli.group_options import group_option, socket_option
 from taskqd.cli.group_socket import NoGroupError, find_socket
 from taskqd.domain.errors import TaskQError
 
@@ -20,8 +21,8 @@ _TIMEOUT = 30.0
 @click.command()
 @click.argument("name", metavar="[NAME]", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Go on with what they print from now on, until interrupted.")
-@click.option("--group", metavar="GROUP", help="The group's name; needed where several run.")
-@click.option("--socket", "path", metavar="PATH", help="The group's socket, instead of looking for it.")
+@group_option
+@socket_option
 def command(name: str | None, follow: bool, group: str | None, path: str | None) -> int:
     """Print the last 64 KiB that each process printed: of one such as io.0, of a worker's all, or of all.
 

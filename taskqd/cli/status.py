@@ -30,6 +30,7 @@ def main(argv: Sequence[str]) -> int:
         epilog="Ends with 0 when the group answered, whatever its state, and with 69 when none did.",
     )
     parser.add_argument("group", nargs="?", metavar="GROUP", help="the group's name; needed where several run")
+    parser.add_argument("--group", dest="named", metavar="GROUP", help="the same, as other commands take it")
     parser.add_argument("--socket", metavar="PATH", help="the group's socket, instead of looking for it")
     parser.add_argument("--json", action="store_true", dest="as_json", help="print one JSON object")
     parser.add_argument("--watch", action="store_true", help="show it anew each second until interrupted")
@@ -37,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         options = parser.parse_args(argv)
     except SystemExit as stop:  # argparse has explained itself: 0 after --help, 2 for wrong usage
         return int(stop.code or 0)
-    path = find_socket(options.group, options.socket)
+    path = find_socket(options.group or options.named, options.socket)
     if options.watch:
         return _watch(path, options.as_json)
     status = ask(path, "/status")
@@ -116,6 +117,8 @@ def _row(child: dict[str, Any]) -> tuple[str, ...]:
         state += f" ({child['verdict']})"
     elif child["degraded"]:
         state += " (degraded)"
+    elif child.get("drained"):
+        state += " (drained)"
     elif child.get("quiet"):
         state += " (quiet)"
     end = child["last_exit"]

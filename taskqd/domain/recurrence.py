@@ -130,7 +130,11 @@ def recurrence(kind: Kind, expression: str, timezone: str, dst_strategy: DstStra
 
     ``expression`` is a cron expression, or for ``every`` a number of seconds. Raises ``ScheduleDefinitionError``.
     """
-    for name, value in (("expression", expression), ("timezone", timezone), ("dst_strategy", dst_strategy)):
+    if not isinstance(expression, str):
+        raise ScheduleDefinitionError(
+            f"expression: a cron expression must be text of five or six fields, not {expression!r}"
+        )
+    for name, value in (("timezone", timezone), ("dst_strategy", dst_strategy)):
         if not isinstance(value, str):
             raise ScheduleDefinitionError(f"{name} = {value!r} must be text")
     return _recurrence(kind, expression, timezone, dst_strategy, key)

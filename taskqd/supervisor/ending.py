@@ -52,6 +52,8 @@ def _stopped(slot: Slot, end: Exit, goodbye: bool, now: float) -> Outcome:
     unclean = slot.kill_reason is not None or not (well or late or slot.ready_at is None)
     fields = {"code": end.code, "why": end.why if unclean else "stopped", **_drained(slot, end, now)}
     told = Tell("child-exit", "error" if unclean else "info", fields)
+    if not unclean:
+        slot = replace(slot, last_exit=replace(end, why=f"exit code {end.code}: drained, as asked"))
     away = State.DOWN if slot.stopping else State.RETIRED
     return slot.enter(away, now, unclean=slot.unclean or unclean), [told]
 

@@ -100,6 +100,28 @@ def test_what_nobody_provides_is_named_with_who_asks_and_what_is_near() -> None:
         providers.validate([])
 
 
+def test_all_that_is_missing_is_told_at_once() -> None:
+    class Store: ...
+
+    async def both(payload: Nothing, client: Client, store: Store) -> None: ...
+
+    both.__annotations__["store"] = Store
+    providers = ProviderRegistry()
+    providers.register_class(Mailer, Scope.PROCESS)
+    with pytest.raises(MissingProvider) as caught:
+        providers.validate([plain, actor(name="both")(both)])
+    first, *told = str(caught.value).splitlines()
+    assert first == "5 problems:"
+    asked = [line.strip().split(" asks for ")[0] for line in told]
+    assert asked == [
+        f"the provider of {Mailer.__module__}.Mailer: parameter 'client'",
+        f"the provider of {Mailer.__module__}.Mailer: parameter 'config'",
+        "actor 'plain': parameter 'client'",
+        "actor 'both': parameter 'client'",
+        "actor 'both': parameter 'store'",
+    ]
+
+
 def test_a_name_that_is_nearly_right_is_told() -> None:
     class Clients: ...
 

@@ -9,11 +9,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from taskqd.cli.main import main
 from taskqd.supervisor.verbs import Verbs
 from tests.supervisor.asking import SOON, TWO, edit, pids, taskqd
 from tests.supervisor.conftest import Group, StartGroup
@@ -81,6 +83,33 @@ def test_drained_processes_stay_away_until_they_are_resumed(group: StartGroup) -
     assert set(states(g).values()) == {"ready"}
     assert pids(g)["cpu.0"] == before["cpu.0"]
     assert g.stop() == 0, g.command.stderr
+
+
+def test_a_drained_process_is_told_as_one(group: StartGroup) -> None:
+    g = group()
+    g.wait_for("ready")
+    assert taskqd(g, "drain", "io").returncode == 0
+    told = next(line for line in taskqd(g, "status").stdout.splitlines() if line.startswith("io.0 "))
+    assert "(drained)" in told
+    assert "drained, as asked" in told
+    assert g.stop() == 0, g.command.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["reload"], ["restart"], ["drain"], ["quiet"], ["resume"], ["scale", "io", "1"], ["dump", "io.0"], ["logs"],
+     ["status"], ["health", "live"]],
+    ids=lambda command: command[0],
+)  # fmt: skip
+def test_every_command_takes_the_name_of_the_group(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The name is looked for in the directories of groups, whatever TASKQD_SOCKET says."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("TASKQD_SOCKET", str(tmp_path / "another.sock"))
+    assert main([*command, "--group", "shop"]) in (1, 69)
+    told = capfd.readouterr()
+    assert "no group 'shop' in " in told.out + told.err
 
 
 def test_a_drain_that_has_to_kill_says_so(group: StartGroup) -> None:

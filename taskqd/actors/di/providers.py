@@ -182,36 +182,46 @@ class ProviderRegistry:
         something of LOOP scope, which is not made for their threads.
 
         ``values`` are provided otherwise. Raises ``MissingProvider``, ``ScopeViolation``, ``DependencyCycle`` or
-        ``DIError``, naming who asks for what.
+        ``DIError``, naming who asks for what; all that is missing in one.
         """
         known = set(values)
+        missing: dict[str, None] = {}
         for provider in self:
             if provider.make is not None:
-                self._check((provider.type, provider.scope), (), known)
+                self._check((provider.type, provider.scope), (), known, missing)
         warned = []
         for ref in actors:
             for parameter, wanted in ref.dependencies.items():
                 who = f"actor {ref.name!r}: parameter {parameter!r}"
-                self._require(wanted, who, known)
-                if wanted.type in known:
+                if not self._provides(wanted, who, known, missing):
                     continue
                 node = self.node(wanted)
-                self._check(node, (), known)
+                self._check(node, (), known, missing)
                 if ref.is_sync and self._reaches_slot_connection(node):
                     raise DIError(f"{who} is given the connection of a slot, which a plain function cannot use")
                 if ref.is_sync and node[1] is Scope.LOOP:
                     warned.append(ref.name)
+        if missing:
+            kinds = sorted(map(type_name, (*self._providers, *known)))
+            listed = f"; registered: {', '.join(kinds)}" if kinds else ""
+            first, *more = missing
+            raise MissingProvider(
+                f"{len(missing)} problems:\n  " + "\n  ".join(missing) + listed if more else first + listed
+            )
         self._sealed = True
         return sorted(set(warned))
 
-    def _require(self, wanted: Dependency, who: str, known: set[type[Any]]) -> None:
-        if wanted.type not in self._providers and wanted.type not in known:
-            kinds = (*self._providers, *known)
-            hint = nearest(wanted.type.__name__, [kind.__name__ for kind in kinds])
-            listed = f"; registered: {', '.join(sorted(map(type_name, kinds)))}" if kinds else ""
-            raise MissingProvider(f"{who} asks for {wanted}, for which no provider is registered{hint}{listed}")
+    def _provides(self, wanted: Dependency, who: str, known: set[type[Any]], missing: dict[str, None]) -> bool:
+        """Whether a provider of ours makes it. What nobody makes is noted in ``missing``."""
+        if wanted.type in known:
+            return False
+        if wanted.type in self._providers:
+            return True
+        hint = nearest(wanted.type.__name__, [kind.__name__ for kind in (*self._providers, *known)])
+        missing[f"{who} asks for {wanted}, for which no provider is registered{hint}"] = None
+        return False
 
-    def _check(self, node: Node, path: tuple[Node, ...], known: set[type[Any]]) -> None:
+    def _check(self, node: Node, path: tuple[Node, ...], known: set[type[Any]], missing: dict[str, None]) -> None:
         kind, scope = node
         if node in path:
             circle = [*path[path.index(node) :], node]
@@ -223,15 +233,14 @@ class ProviderRegistry:
             raise DIError(f"the factory of {type_name(kind)} is async; one of THREAD scope must be plain")
         for parameter, wanted in provider.parameters.items():
             who = f"the provider of {type_name(kind)}: parameter {parameter!r}"
-            self._require(wanted, who, known)
-            if wanted.type in known:
+            if not self._provides(wanted, who, known, missing):
                 continue
             needed = self.node(wanted)
             if needed[1] > scope:
                 raise ScopeViolation(
                     f"{who} asks for {wanted}, which lives shorter: {scope.name} cannot depend on {needed[1].name}"
                 )
-            self._check(needed, (*path, node), known)
+            self._check(needed, (*path, node), known, missing)
 
     def _reaches_slot_connection(self, node: Node) -> bool:
         kind, _ = node

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from uuid import UUID
@@ -38,13 +37,14 @@ from taskqd.worker.closing import all_within
 from taskqd.worker.completer import Completer
 from taskqd.worker.consumer import Consumers
 from taskqd.worker.deferred import DeferredPayloads
+from taskqd.worker.drain import Drain
 from taskqd.worker.heartbeat import Heartbeat
 from taskqd.worker.hooks import HookRunner
 from taskqd.worker.idle import IdleWatch
 from taskqd.worker.injection import AutonomousWake, Injection
 from taskqd.worker.isolated.launch import Launched
 from taskqd.worker.isolated.runner import Isolation, orders_of
-from taskqd.worker.outcome import ISOLATED, SHUTDOWN, UNSTARTED, Outcome, Released
+from taskqd.worker.outcome import ISOLATED, UNSTARTED, Outcome, Released
 from taskqd.worker.pools import open_pools
 from taskqd.worker.producer import Producer
 from taskqd.worker.progress import ProgressWriter
@@ -55,10 +55,6 @@ from taskqd.worker.slots import Slots
 from taskqd.worker.transactional import SlotTransactions
 from taskqd.worker.watchdog import trip
 
-KILL_TAIL = 2.0
-"""Seconds that a worker which stops waits for the ends of the processes that it has killed."""
-HOOK_TAIL = 1.0
-"""Seconds that a worker which stops gives the hooks that are still to be called."""
 COLLECT_AFTER = 10_000
 """Objects that are new since the last collection of garbage when the next begins."""
 
@@ -106,7 +102,7 @@ class Engine:
             command_timeout=settings.dispatcher_command_timeout,
             on_failure=loop_failed,
         )
-        self._hooks = HookRunner(
+        self.hooks = HookRunner(
             dispatch_pool,
             schema,
             registry,
@@ -134,7 +130,7 @@ class Engine:
             lock_lease=settings.lock_lease,
             poll_interval=settings.notify_poll_interval if settings.notify_enabled else settings.poll_interval,
             command_timeout=settings.dispatcher_command_timeout,
-            release=lambda attempts: self._hand_back(attempts, UNSTARTED),
+            release=lambda attempts: self.hand_back(attempts, UNSTARTED),
             on_failure=loop_failed,
         )
         self._wake = WakeSender(worker_pool, schema, loop_failed)
@@ -173,7 +169,7 @@ class Engine:
         self.consumers.deferred = DeferredPayloads(
             dispatch_pool, schema, registry, worker_id=worker_id, timeout=settings.dispatcher_command_timeout
         )
-        self._ladder = CancelLadder(
+        self.ladder = CancelLadder(
             dispatch_pool,
             schema,
             self._leases,
@@ -200,7 +196,7 @@ class Engine:
             ),
             max_failures=settings.max_heartbeat_failures,
             on_lost=self._on_lost,
-            on_cancelled=self._ladder.begin,
+            on_cancelled=self.ladder.begin,
             on_isolated=self._on_isolated,
             on_recovered=self._on_recovered,
             on_unprovable=lambda why: trip("lease", why),
@@ -300,7 +296,7 @@ class Engine:
         self.heartbeat.start()
         self._wake.start()
         self._progress.loop.start()
-        self._hooks.start()
+        self.hooks.start()
         self.completer.start()
         self.consumers.start()
         if self.listener is not None:
@@ -312,7 +308,7 @@ class Engine:
         """Name a part that has ended while all of them should run, with its error; empty while none has."""
         if self._draining:
             return ""
-        loops = (self.producer.loop, self._progress.loop, self._hooks.loop)
+        loops = (self.producer.loop, self._progress.loop, self.hooks.loop)
         return "; ".join([*self.consumers.crashed, *(f"{loop.name} was cancelled" for loop in loops if loop.has_ended)])
 
     def set_quiet(self, quiet: bool) -> None:
@@ -355,7 +351,7 @@ class Engine:
     # -- events of the parts ------------------------------------------------------------------------
 
     def _ended(self, outcome: Outcome, status: str) -> None:
-        self._hooks.ended(outcome, status)
+        self.hooks.ended(outcome, status)
         if self.reports is not None:
             self.reports.ended(outcome, status)
 
@@ -389,21 +385,23 @@ class Engine:
         _log.error("worker-isolated", held=len(self._leases))
         self.isolated = True
         self._apply_pause()
-        self._hand_back(self.slots.take_all(), ISOLATED)
+        self.hand_back(self.slots.take_all(), ISOLATED)
         self.consumers.request_stop(CancelOrigin.SHUTDOWN)
-        self._cancel_all()
+        self.cancel_all()
 
     def _on_recovered(self) -> None:
         _log.info("worker-recovered")
         self.isolated = False
-        self._ladder.hurry(False)
+        self.ladder.hurry(False)
         self._apply_pause()
 
-    def _cancel_all(self) -> None:
-        self._ladder.hurry()
+    def cancel_all(self) -> None:
+        """Cancel what runs, and whatever ignores a cancellation sooner."""
+        self.ladder.hurry()
         self.consumers.cancel()
 
-    def _hand_back(self, attempts: list[Attempt], cause: str) -> None:
+    def hand_back(self, attempts: list[Attempt], cause: str) -> None:
+        """Give back rows that have not begun, for the reason ``cause``."""
         for attempt in attempts:
             self.completer.submit(Released(attempt, None, cause))
 
@@ -415,64 +413,19 @@ class Engine:
         Unstarted rows go back, handlers may finish, then are cancelled, then released.
         """
         self._draining = True
-        enter("draining")
-        recorded = asyncio.ensure_future(self._record_stop())
-        self.slots.close()
-        self.consumers.request_stop(CancelOrigin.SHUTDOWN)
-        self._hand_back(self.slots.take_all(), SHUTDOWN)
-        # Beside the rest: a claim that the database does not answer must not use up the time of what runs.
-        claims = asyncio.ensure_future(self._end_claims())
-        if not await self._consumers_ended(lambda: plan.cancel_at, plan_changed):
-            enter("cancelling")
-            self._cancel_all()
-            if not await self._consumers_ended(lambda: plan.force_at, plan_changed):
-                enter("releasing")
-                self._release_running()
-                if self.isolation is not None:
-                    await self.isolation.wait_idle(KILL_TAIL)
-        await asyncio.wait([recorded, claims], timeout=max(1.0, plan.force_at - time.monotonic()))
-        await self.completer.flush(max(0.5, min(TAIL, plan.deadline - time.monotonic() - 1.0)))
-        ends: list[Awaitable[None]] = [self._hooks.finish(HOOK_TAIL)]
-        if self.reports is not None:
-            ends.append(self.reports.finish(HOOK_TAIL))
-        await asyncio.gather(*ends)
+        await Drain(self, plan, plan_changed, enter).run()
 
-    async def _end_claims(self) -> None:
+    async def end_claims(self) -> None:
+        """Claim nothing more; a claim under way may end."""
         await self.producer.stop(self._settings.dispatcher_command_timeout)
-        self._hand_back(self.slots.take_all(), SHUTDOWN)  # what a claim under way brought
 
-    async def _record_stop(self) -> None:
+    async def record_stop(self) -> None:
+        """Record that this worker stops: what it leaves behind is no crash then."""
         try:
             await self._dispatch_pool.execute(self._sql.stop_worker, self._worker_id, timeout=2.0)
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             # Rows left behind are then counted as crashes, which spends an attempt of theirs.
             _log.warning("stop-not-recorded", error=type(error).__name__)
-
-    async def _consumers_ended(self, until: Callable[[], float], plan_changed: asyncio.Event) -> bool:
-        while (left := until() - time.monotonic()) > 0:
-            plan_changed.clear()
-            ended = asyncio.ensure_future(self.consumers.wait_ended(left))
-            changed = asyncio.ensure_future(plan_changed.wait())
-            await asyncio.wait([ended, changed], return_when=asyncio.FIRST_COMPLETED)
-            changed.cancel()
-            if ended.done() and ended.result():
-                return True
-            ended.cancel()
-        return await self.consumers.wait_ended(0.01)
-
-    def _release_running(self) -> None:
-        """Hand back what ignored its cancellation. A plain function's row stays: its thread still works on it."""
-        for attempt in self.consumers.running:
-            if self.isolation is not None and attempt.ref.isolated:
-                self.isolation.kill(attempt)
-                continue
-            if attempt.started_at is None or attempt.ref.is_sync or attempt.given_up:
-                continue
-            if attempt.climb is not None:
-                self._ladder.abandon(attempt)
-            else:
-                attempt.disowned = True
-                self.completer.submit(Released(attempt, time.monotonic() - attempt.started_at, SHUTDOWN))
 
     async def close(self, *, with_group: bool = False) -> None:
         """Close every part at once, each within its bound; what does not close in time goes with the process.

@@ -37,6 +37,12 @@ class JobReader:
             record = await self._pool.fetchrow(self._sql.job, job_id)
         return None if record is None else JobRow.from_record(record)
 
+    async def find_archived(self, job_id: UUID) -> JobRow | None:
+        """Return the row of a job that retention has moved to the archive, or None."""
+        with explain_unmigrated(self._schema):
+            record = await self._pool.fetchrow(self._sql.archived_job, job_id)
+        return None if record is None else JobRow.from_record(record)
+
     async def row(self, job_id: UUID) -> JobRow:
         """Return the job's row. Raises ``JobNotFoundError``."""
         row = await self.find(job_id)

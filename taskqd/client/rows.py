@@ -56,6 +56,8 @@ class JobRow:
     """What the actors reported last: ``step``, ``percent``, ``detail``, ``data``; None when nothing was."""
     result_text: str | None
     """The result as stored, for decoding with the actor's own type."""
+    archived_at: datetime | None = None
+    """When retention moved it to the archive, where it can only be looked at; None while it is among the jobs."""
 
     @property
     def is_terminal(self) -> bool:
@@ -64,7 +66,7 @@ class JobRow:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> JobRow:
-        """Return the row of a record of the statement ``job``."""
+        """Return the row of a record of the statement ``job``, or ``archived_job``."""
         values = dict(record)
         values["status"] = JobStatus(values["status"])
         values["result_text"] = values["result"]

@@ -209,8 +209,11 @@ class TaskQ(Jobs, ScheduleCalls):
         await self.close()
 
     async def get(self, job_id: UUID) -> JobRow | None:
-        """Return the job's row, or None when there is no such job (any more)."""
-        return await self._reader.find(job_id)
+        """Return the job's row, or None when there is no such job (any more).
+
+        One that ended long ago is found in the archive, and has an ``archived_at`` then; other calls know it no more.
+        """
+        return await self._reader.find(job_id) or await self._reader.find_archived(job_id)
 
     async def cancel(
         self, job_id: UUID, reason: str | None = None, *, connection: Connection | None = None

@@ -7,6 +7,7 @@ import contextlib
 import os
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import asyncpg
@@ -17,15 +18,18 @@ from taskqd import (
     DatabaseAuthError,
     DatabaseUnavailableError,
     EnqueueItem,
+    JobNotFoundError,
     JobStatus,
     SchemaNotMigratedError,
     TaskQ,
     new_uuid,
 )
 from taskqd.client import taskq as module
+from taskqd.maintenance.retention import Retention
+from taskqd.settings import load_settings
 from taskqd.storage.migrate import migrate_up
 from tests.client.actors import Number, double
-from tests.client.conftest import Wakes
+from tests.client.conftest import Finish, Wakes
 from tests.support import eventually
 
 
@@ -274,3 +278,20 @@ async def test_two_tasks_may_open_one_client(dsn: str, schema: str, conn: asyncp
         return not await conn.fetchval("select count(*) from pg_stat_activity where application_name = $1", name)
 
     await eventually(nobody_is_left)
+
+
+async def test_an_archived_job_is_found_and_told_as_one(tq: TaskQ, finish: Finish, conn: asyncpg.Connection) -> None:
+    job = await tq.enqueue(double, Number(n=2), tags=["kept"])
+    await finish(job.job_id, result={"n": 4})
+    before = await tq.get(job.job_id)
+    assert before is not None
+    assert before.archived_at is None
+    await conn.execute(f"""update "{tq.schema}".jobs set finished_at = clock_timestamp() - interval '99 days'""")
+    retention = Retention(tq._pool.pool, tq.schema, load_settings({}, environ={}))
+    assert await retention.run(lambda: False)
+    row = await tq.get(job.job_id)
+    assert row is not None
+    assert row.archived_at is not None
+    assert replace(row, archived_at=None, finished_at=before.finished_at) == before
+    with pytest.raises(JobNotFoundError):
+        await job.status()

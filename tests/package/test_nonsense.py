@@ -57,6 +57,24 @@ async def refused_or_accepted(
     assert not wrong, "\n" + "\n".join(wrong)
 
 
+ELSEWHERE = {
+    "ActorRef", "CancelOrigin", "CancelResult", "EnqueueItem", "ErrorReporter", "JobContext", "JobHandle", "JobOrder",
+    "JobProgress", "JobRow", "JobStatus", "ProviderRegistry", "ScheduleHandle", "Scope", "cron", "every", "new_uuid",
+    "wait_for_batch",
+}  # fmt: skip
+"""Public names that are given nonsense below, that only we make, or that take nothing."""
+
+
+def test_no_public_name_is_left_out() -> None:
+    given = {each[0] for each in DECLARED} | ELSEWHERE
+    errors = {name for name in taskqd.__all__ if _is_error(getattr(taskqd, name)) and name not in given}
+    assert set(taskqd.__all__) - errors == given & set(taskqd.__all__)
+
+
+def _is_error(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Exception)
+
+
 # -- declared in code -----------------------------------------------------------------------------
 
 
@@ -74,6 +92,13 @@ DECLARED: list[tuple[str, Callable[..., Any], dict[str, Any], list[str]]] = [
     ("Snooze", taskqd.Snooze, {}, parameters(taskqd.Snooze)),
     ("RetryAfter", taskqd.RetryAfter, {"delay": 1}, parameters(taskqd.RetryAfter)),
     ("ConcurrencyReservation", ConcurrencyReservation, {"name": "a", "slots": 1}, ["name", "slots"]),
+    ("TaskqRuntime", taskqd.TaskqRuntime, {}, parameters(taskqd.TaskqRuntime)),
+    (
+        "taskq_lifespan",
+        lambda **given: taskqd.taskq_lifespan(**{"runtime": taskqd.TaskqRuntime(), **given}),
+        {},
+        ["runtime", "lifespan"],
+    ),
     ("Registry", Registry, {"actors": [double]}, parameters(Registry)),
     ("JobFilter", JobFilter, {}, parameters(JobFilter)),
     ("BatchFilter", BatchFilter, {}, parameters(BatchFilter)),

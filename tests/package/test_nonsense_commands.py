@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from taskqd.cli.main import main
 from tests.client.actors import double
 from tests.jobs import JobTable
 from tests.supervisor.test_bad_input import GROUP
+from tests.support import child_environment, taskqd_argv
 
 NONSENSE = ["", " ", "NaN", "-1", "1" + "0" * 30, "\udcff", "x" * 5000, "a\nb", "none", "0"]
 OF_SLOW = ["", "\udcff", "1" + "0" * 30, "a\nb"]
@@ -129,6 +131,17 @@ def test_a_command(name: str, command: click.Command, place: Path, capfd: pytest
         for value in OF_SLOW if name in SLOW else NONSENSE:
             wrong.append(_run(_argv(name, command, parameter, value), capfd))
     assert not any(wrong), "\n" + "\n".join(filter(None, wrong))
+
+
+@pytest.mark.parametrize("value", ["", "no such file", "\udcff", "x" * 5000, "a\nb"], ids=ascii)
+def test_run(value: str, place: Path) -> None:
+    """In a process of its own, as it takes the signals of this one."""
+    done = subprocess.run(
+        taskqd_argv("run", value), cwd=place, env=child_environment(), capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode in (2, 78)
+    assert done.stderr.count(b"error: ") == 1
+    assert b"Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("name", [name for name in DISPATCHED if name != "run"])

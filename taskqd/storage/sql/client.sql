@@ -86,6 +86,15 @@ select id, actor, queue, route, status::text as status, priority, attempt, max_a
     progress_seq, progress_state::text as progress_state
 from {schema}.jobs where id = $1::uuid
 
+-- name: archived_job
+-- One job of the archive. Primary key.
+select id, actor, queue, route, status::text as status, priority, attempt, max_attempts, epoch, interrupt_count,
+    snooze_count, created_at, scheduled_at, claimed_at, started_at, finished_at, schedule_to_close, worker_id, batch_id,
+    idempotency_scope, idempotency_key, identity_key, fairness_key, payload::text as payload, result::text as result,
+    metadata::text as metadata, tags, error_class, error_message, error_traceback,
+    progress_seq, progress_state::text as progress_state, archived_at
+from {schema}.jobs_archive where id = $1::uuid
+
 -- name: batch_jobs
 -- A page of a batch's jobs in the order they were made. Serves from jobs_batch.
 select id, actor, queue, route, status::text as status, priority, attempt, max_attempts, epoch, interrupt_count,

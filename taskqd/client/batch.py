@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from uuid import UUID
 
 from taskqd.client.handle import JobHandle
-from taskqd.domain.arguments import check_flag, check_id, check_seconds, check_text, check_whole
+from taskqd.domain.arguments import check_flag, check_id, check_seconds, check_text, check_timeout, check_whole
 from taskqd.domain.errors import BatchAbortedError, EmptyBatchError
 from taskqd.domain.signals import MAX_DELAY, Snooze
 from taskqd.domain.status import ACTIVE, JobStatus
@@ -179,8 +179,7 @@ async def wait_for_batch(
     check_id("exclude_job_id", exclude_job_id, optional=True)
     check_seconds("snooze_interval", snooze_interval, 0, MAX_DELAY.total_seconds())
     check_flag("snooze_via_exception", snooze_via_exception)
-    if timeout is not None:
-        check_seconds("timeout", timeout, 0)
+    check_timeout(timeout)
     check_whole("expect_at_least", expect_at_least, 0, 2**31 - 1)
     if on_empty not in ("error", "ok"):
         raise ValueError(f"on_empty = {on_empty!r} must be 'error' or 'ok'")

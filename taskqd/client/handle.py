@@ -11,7 +11,7 @@ from uuid import UUID
 from taskqd.actors.actor import ActorRef
 from taskqd.client.control import CancelResult
 from taskqd.client.rows import JobProgress, JobRow
-from taskqd.domain.arguments import check_seconds
+from taskqd.domain.arguments import check_seconds, check_timeout
 from taskqd.domain.errors import JobFailed, ResultUnavailable
 from taskqd.domain.status import TERMINAL, JobStatus
 
@@ -79,10 +79,9 @@ class JobHandle(Generic[R]):
         Polls, at first quickly, then every half second. Raises ``JobFailed`` when it ended other than succeeded,
         ``ResultUnavailable`` when it succeeded so long ago that its result is kept no longer (``result_ttl``),
         ``TimeoutError`` after ``timeout`` seconds (None waits as long as it takes; the job goes on either way),
-        ``ValueError`` for a timeout that is no number, or negative.
+        ``ValueError`` for a timeout that is no number.
         """
-        if timeout is not None:
-            check_seconds("timeout", timeout, 0)
+        check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         pause = FIRST_POLL
         while True:

@@ -70,6 +70,13 @@ def check_seconds(name: str, value: object, low: float, high: float = math.inf) 
         raise ValueError(f"{name} = {value!r} must be seconds, {limit}")
 
 
+def check_timeout(value: object) -> None:
+    """Raise ``ValueError`` for a ``timeout`` that is neither None nor a number. What is left of a time may be none."""
+    if value is None or (isinstance(value, float) and value == math.inf) or is_number(value):
+        return
+    raise ValueError(f"timeout = {value!r} must be seconds, or None to wait as long as it takes")
+
+
 def seconds_of(name: str, value: object, longest: timedelta) -> float:
     """Return a ``timedelta``, or seconds, as seconds. Raises ``ValueError`` unless it is 0 to ``longest``."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value

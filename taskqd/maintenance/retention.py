@@ -21,6 +21,8 @@ SLICE = 5.0
 """Seconds that a round may take before it lets others at the database; it goes on half a second later."""
 BATCH_TIMEOUT = 1.75
 """Seconds that one batch may take; one that takes longer is undone, and the next is half as large."""
+LEDGER_TIMEOUT = 10.0
+"""Seconds that it may take to note where a walk began or was broken off: a commit, which a busy disk delays."""
 MIN_BATCH = 50
 GROW_AFTER = 5
 """Batches in a row that were quick enough for a larger one."""
@@ -88,7 +90,7 @@ class Retention:
         """Walk over the ends that are old enough, from where the last walk came to, because each would else pass all
         dead entries before it; from the beginning at least every CADENCE seconds, because some were left for later."""
         settings = self._settings
-        stored = await self._pool.fetchval(self._sql.begin_duty, "archive", timeout=BATCH_TIMEOUT)
+        stored = await self._pool.fetchval(self._sql.begin_duty, "archive", timeout=LEDGER_TIMEOUT)
         if time.monotonic() >= self._rescan_at:
             self._floor, self._rescan_at = _BEGINNING, time.monotonic() + CADENCE
         at, job = self._floor
@@ -118,7 +120,7 @@ class Retention:
             if answer["looked"] < size:
                 break
         left = json.dumps({"at": at.isoformat(), "id": str(job)}) if broken and (at, job) != _BEGINNING else None
-        await self._pool.execute(self._sql.end_duty, "archive", left, timeout=BATCH_TIMEOUT)
+        await self._pool.execute(self._sql.end_duty, "archive", left, timeout=LEDGER_TIMEOUT)
         return not broken
 
     async def _drain(

@@ -63,11 +63,10 @@ def check_text(name: str, value: object, *, optional: bool = False) -> None:
         raise ValueError(f"{name} = {value!r} must be text without NUL and lone surrogates")
 
 
-def check_seconds(name: str, value: object, low: float, high: float = math.inf) -> None:
+def check_seconds(name: str, value: object, low: float, high: float) -> None:
     """Raise ``ValueError`` for what are no seconds from ``low`` to ``high``."""
     if not is_number(value) or not low <= value <= high:  # type: ignore[operator]
-        limit = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
-        raise ValueError(f"{name} = {value!r} must be seconds, {limit}")
+        raise ValueError(f"{name} = {value!r} must be between {low:g} and {high:g} seconds")
 
 
 def check_timeout(value: object) -> None:

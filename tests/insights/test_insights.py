@@ -204,7 +204,7 @@ async def test_the_statements_can_be_used_elsewhere(conn: asyncpg.Connection, sc
 
 async def test_a_window_has_bounds(conn: asyncpg.Connection, schema: str) -> None:
     for window in (59.0, 7 * 86400 + 1):
-        with pytest.raises(ValueError, match="must be from 60 to 604800 seconds"):
+        with pytest.raises(ValueError, match="must be between 60 and 604800 seconds"):
             await read_insights(conn, schema, window=window)
 
 
@@ -240,7 +240,7 @@ async def test_the_command(start: Start, child_env: dict[str, str], jobs: JobTab
     assert "with recursive heads" in insights("--sql")[1]
     command = start("insights", "--window", "1s", env=child_env)
     assert command.wait(60) == 2
-    assert "must be from 60 to 604800 seconds" in command.stderr
+    assert "must be between 60 and 604800 seconds" in command.stderr
 
 
 async def test_the_doctor_tells_of_them(jobs: JobTable, conn: asyncpg.Connection, schema: str, dsn: str) -> None:

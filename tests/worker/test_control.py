@@ -94,7 +94,7 @@ async def test_a_reason_that_cannot_be_kept_is_refused_and_nothing_is_done(
     tq: TaskQ, jobs: JobTable, reason: str
 ) -> None:
     (job,) = await jobs.plant()
-    with pytest.raises(ValueError, match="reason must be at most 1000 characters"):
+    with pytest.raises(ValueError, match="reason must be text of at most 1000 characters"):
         await tq.cancel(job, reason)
     assert (await jobs.row(job))["status"] == "pending"
 

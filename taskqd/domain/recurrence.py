@@ -78,6 +78,8 @@ class CronInZone:
         self._zone = zone
         self._fixed = not cron.every_hour
         self._once = self._fixed and dst_strategy != "allof"
+        self._last: tuple[datetime, datetime] | None = None
+        """The last answer and what it was to: schedules of one expression are due together, and ask the same."""
 
     def first_after(self, now: datetime) -> datetime:
         """The first match after now."""
@@ -86,6 +88,12 @@ class CronInZone:
     def next_after(self, slot: datetime) -> datetime:
         """The first match later than ``slot``, which need not be one."""
         start = slot.astimezone(UTC).replace(tzinfo=None, microsecond=0) + _SECOND
+        last = self._last
+        if last is None or last[0] != start:
+            last = self._last = start, self._search(start, slot)
+        return last[1]
+
+    def _search(self, start: datetime, slot: datetime) -> datetime:
         for begin, end, jump, offset, shown in _stretches(self._zone, start):
             if self._fixed and jump and begin >= start:
                 skipped = begin + offset - jump
@@ -137,7 +145,8 @@ def recurrence(kind: Kind, expression: str, timezone: str, dst_strategy: DstStra
     for name, value in (("timezone", timezone), ("dst_strategy", dst_strategy)):
         if not isinstance(value, str):
             raise ScheduleDefinitionError(f"{name} = {value!r} must be text")
-    return _recurrence(kind, expression, timezone, dst_strategy, key)
+    # Without an H the name changes nothing, and all schedules of the expression share one.
+    return _recurrence(kind, expression, timezone, dst_strategy, key if "h" in expression.lower() else "")
 
 
 @lru_cache(maxsize=20_000)

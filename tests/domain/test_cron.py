@@ -11,7 +11,7 @@ from croniter import croniter
 
 from taskqd import ScheduleDefinitionError
 from taskqd.domain.cron import ALIASES, Cron
-from taskqd.domain.recurrence import MAX_INTERVAL, CronInZone, Every, recurrence
+from taskqd.domain.recurrence import MAX_INTERVAL, CronInZone, Every, Recurrence, recurrence
 
 START = datetime(2026, 1, 31, 23, 59, 30)
 
@@ -180,3 +180,12 @@ def test_intervals_keep_their_lattice() -> None:
     assert ours.latest(start, now) == start + timedelta(days=1, seconds=90)
     assert ours.count(start, ours.latest(start, now), 10_000) == 962
     assert Every(MAX_INTERVAL).first_after(start) == start + timedelta(days=365)
+
+
+def test_schedules_of_one_expression_share_their_slots_unless_it_depends_on_their_names() -> None:
+    def of(expression: str, name: str) -> Recurrence:
+        return recurrence("cron", expression, "Europe/Berlin", "skip", name)
+
+    assert of("0 3 * * *", "a") is of("0 3 * * *", "b")
+    spread = [of("H H * * *", name).next_after(datetime(2026, 1, 1, tzinfo=UTC)) for name in ("a", "b", "a")]
+    assert spread[0] == spread[2] != spread[1]

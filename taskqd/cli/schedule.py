@@ -15,6 +15,7 @@ import click
 from taskqd.cli.columns import columns
 from taskqd.cli.schedule_text import plan_object, plan_text, schedule_object, time_text, when_text
 from taskqd.cli.session import session
+from taskqd.domain.arguments import check_reason
 from taskqd.domain.errors import ConfigError, ScheduleChangedError, TaskQError
 from taskqd.domain.exit_codes import ExitCode
 from taskqd.domain.names import nearest
@@ -44,7 +45,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 BACKFILL_BATCH = 500
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_reason_option = click.option("--reason", metavar="TEXT", help="Why; kept with the decision.")
+
+
+def _reason(_context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    try:
+        check_reason(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param=option) from None
+    return value
+
+
+_reason_option = click.option("--reason", callback=_reason, metavar="TEXT", help="Why; kept with the decision.")
 _version_option = click.option(
     "--version", "version", type=click.IntRange(1, 2**31 - 1), metavar="N", help="Only if it still has this version."
 )

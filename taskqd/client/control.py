@@ -12,12 +12,11 @@ from taskqd.client.admission import collision
 from taskqd.client.enqueue import check_connection, transaction_on
 from taskqd.client.filter import JobFilter
 from taskqd.client.unmigrated import explain_unmigrated
-from taskqd.domain.arguments import check_flag, check_id, is_text
+from taskqd.domain.arguments import check_flag, check_id, check_reason
 from taskqd.domain.errors import EmptyFilterError, IdempotencyKeyTakenError, IllegalStateTransition, JobNotFoundError
 from taskqd.domain.status import ACTIVE, TERMINAL, JobStatus
 from taskqd.storage.statements import load
 
-MAX_REASON = 1000
 WINDOW = 500
 """Jobs that one transaction of ``cancel_where`` cancels."""
 DEADLOCKS = 3
@@ -72,7 +71,7 @@ class JobControl:
     async def cancel(self, job_id: UUID, reason: str | None, connection: Any | None) -> CancelResult:
         """See ``TaskQ.cancel``."""
         check_id("job_id", job_id)
-        _check_reason(reason)
+        check_reason(reason)
         check_connection(connection)
         with explain_unmigrated(self._schema):
             record = await (connection or self._pool).fetchrow(self._sql.cancel, job_id, reason)
@@ -84,7 +83,7 @@ class JobControl:
         """See ``TaskQ.cancel_where``."""
         if not isinstance(which, JobFilter):
             raise TypeError(f"which = {which!r} must be a JobFilter")
-        _check_reason(reason)
+        check_reason(reason)
         check_flag("allow_empty_filter", allow_empty_filter)
         if which.is_empty and not allow_empty_filter:
             raise EmptyFilterError
@@ -129,8 +128,3 @@ class JobControl:
         if not record["retried"]:
             ended = ", ".join(sorted(TERMINAL))
             raise IllegalStateTransition(job_id, record["before"], f"only a job that is {ended} can be retried")
-
-
-def _check_reason(reason: str | None) -> None:
-    if reason is not None and not (is_text(reason) and len(reason) <= MAX_REASON):
-        raise ValueError(f"reason must be text of at most {MAX_REASON} characters, without NUL and lone surrogates")

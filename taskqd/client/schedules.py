@@ -10,7 +10,7 @@ from typing import Any, Unpack
 from taskqd.actors.actor import ActorRef
 from taskqd.actors.schedules import ScheduleOptions, declare_schedule, interval_text
 from taskqd.client.unmigrated import explain_unmigrated
-from taskqd.domain.arguments import check_flag, check_text, is_text
+from taskqd.domain.arguments import check_flag, check_reason, check_text
 from taskqd.domain.errors import ScheduleChangedError, ScheduleDefinitionError, TaskQError
 from taskqd.domain.names import nearest
 from taskqd.domain.recurrence import DstStrategy
@@ -36,7 +36,6 @@ CHANGEABLE = (
     "identity_key",
 )
 """What :meth:`ScheduleCalls.update_schedule` changes."""
-MAX_REASON = 1000
 RACES = 3
 """How often somebody may change a schedule between our look at it and our change before we give up."""
 
@@ -189,8 +188,7 @@ class ScheduleCalls:
         await self._steer(name, "retired")
 
     async def _steer(self, name: str, steering: Any, reason: str | None = None) -> None:
-        if reason is not None and not (is_text(reason) and len(reason) <= MAX_REASON):
-            raise ValueError(f"reason must be text of at most {MAX_REASON} characters, without NUL and lone surrogates")
+        check_reason(reason)
         await self._stored(name)
         await steer_schedule(self._pool, self.schema, name, steering, None, reason)
 

@@ -6,6 +6,8 @@ import math
 from datetime import timedelta
 from uuid import UUID
 
+MAX_REASON = 1000
+"""Characters of why somebody did something."""
 _NUL = "\\u0000"
 
 
@@ -61,6 +63,12 @@ def check_text(name: str, value: object, *, optional: bool = False) -> None:
     """Raise ``ValueError`` for what is not text that Postgres stores."""
     if not is_text(value) and not (optional and value is None):
         raise ValueError(f"{name} = {value!r} must be text without NUL and lone surrogates")
+
+
+def check_reason(reason: object) -> None:
+    """Raise ``ValueError`` for a ``reason`` that is neither None nor text of a reasonable length."""
+    if reason is not None and not (is_text(reason) and len(reason) <= MAX_REASON):  # type: ignore[arg-type]
+        raise ValueError(f"reason must be text of at most {MAX_REASON} characters, without NUL and lone surrogates")
 
 
 def check_seconds(name: str, value: object, low: float, high: float) -> None:

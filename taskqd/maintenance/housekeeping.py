@@ -33,7 +33,7 @@ class Housekeeping:
         self._pool = pool
         self._sql = load("scheduler", schema)
         self._timeout = statement_timeout
-        self._floor = _BEGINNING
+        self._floor = self._looked_until = _BEGINNING
         self._rescan_at = 0.0
         self.ticked_at: float | None = None
         self.promoted_at: float | None = None
@@ -61,6 +61,7 @@ class Housekeeping:
                 self._floor, self._rescan_at = _BEGINNING, time.monotonic() + 10.0
             record = await self._pool.fetchrow(self._sql.promote, PROMOTION_BATCH, self._floor, timeout=self._timeout)
             total += record["promoted"]
+            self._looked_until = record["until"]
             if record["promoted"] < PROMOTION_BATCH:
                 self._rescan_at = 0.0
                 done = True
@@ -76,8 +77,10 @@ class Housekeeping:
         return total, done
 
     async def next_due(self) -> float | None:
-        """Return the seconds until the next scheduled job is due, None without one."""
-        seconds: float | None = await self._pool.fetchval(self._sql.next_scheduled, timeout=self._timeout)
+        """Return the seconds until the next scheduled job is due that the last promotion left, None without one."""
+        seconds: float | None = await self._pool.fetchval(
+            self._sql.next_scheduled, self._looked_until, timeout=self._timeout
+        )
         return seconds
 
 

@@ -103,6 +103,15 @@ async def test_a_round_comes_when_the_next_job_is_due(
             await loop.stop()
 
 
+async def test_a_job_that_becomes_due_right_after_a_round_is_next(jobs: JobTable, pool: Any) -> None:
+    core = Housekeeping(pool, jobs.schema, statement_timeout=10)
+    await core.promote(never)
+    await jobs.plant(status="'scheduled'", scheduled_at="clock_timestamp()")
+    seconds = await core.next_due()
+    assert seconds is not None
+    assert seconds < 0
+
+
 async def test_claims_do_not_starve_while_a_flood_is_promoted(jobs: JobTable, pool: Any, dsn: str) -> None:
     await jobs.plant(40 * PROMOTION_BATCH, status="'scheduled'", scheduled_at="now() - random() * interval '1 day'")
     await jobs.plant(400, priority="0")

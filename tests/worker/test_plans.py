@@ -65,7 +65,7 @@ CASES: dict[str, tuple[str, tuple[Any, ...], str]] = {
     "store_progress": ("worker", (*PAIRS, [1] * 256, ["{}"] * 256), "jobs_pkey"),
     "settle_state": ("worker", PAIRS, "jobs_pkey"),
     "promote": ("scheduler", (1000, FUTURE), "jobs_due"),
-    "next_scheduled": ("scheduler", (), "jobs_due"),
+    "next_scheduled": ("scheduler", (FUTURE,), "jobs_due"),
 }
 
 
@@ -136,8 +136,8 @@ async def explain(postgres: Server, schema: str, name: str, mode: str) -> str:
     try:
         await conn.execute(f"set plan_cache_mode = {mode}")
         await conn.execute(f"prepare probe as {load(file, schema)[name]}")
-        values = f"({', '.join(map(literal, arguments))})" if arguments else ""
-        return str(await conn.fetchval(f"explain (format json, costs off) execute probe{values}"))
+        values = ", ".join(map(literal, arguments))
+        return str(await conn.fetchval(f"explain (format json, costs off) execute probe({values})"))
     finally:
         await conn.close(timeout=10)
 
@@ -168,7 +168,7 @@ async def test_the_plan_is_the_one_that_was_measured(
         elif index in ("jobs_pkey", "jobs_cancel"):
             assert "id =" in condition, text
         elif name == "next_scheduled":
-            assert "scheduled_at > statement_timestamp()" in condition, text
+            assert "scheduled_at >" in condition, text
         else:
             assert "scheduled_at >=" in condition, text
             assert "scheduled_at <= statement_timestamp()" in condition, text

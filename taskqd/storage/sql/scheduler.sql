@@ -5,8 +5,8 @@
 select {schema}.tick($1::int)::text
 
 -- name: promote
--- Makes due scheduled jobs claimable, oldest first from the floor $2, and answers the newest time it reached. Serves
--- from jobs_due; skips what others hold.
+-- Makes due scheduled jobs claimable, oldest first from the floor $2, and answers the newest time it reached, and until
+-- when it looked. Serves from jobs_due; skips what others hold.
 with due as materialized (
     select ctid from {schema}.jobs
     where status = 'scheduled' and scheduled_at >= $2::timestamptz and scheduled_at <= statement_timestamp()
@@ -16,12 +16,12 @@ with due as materialized (
 ), promoted as (
     update {schema}.jobs j set status = 'pending' from due d where j.ctid = d.ctid returning j.scheduled_at
 )
-select count(*)::int as promoted, max(scheduled_at) as reached from promoted
+select count(*)::int as promoted, max(scheduled_at) as reached, statement_timestamp() as until from promoted
 
 -- name: next_scheduled
--- Seconds until the next scheduled job is due that is not yet. Serves from jobs_due.
+-- Seconds until the next scheduled job is due, of those that were not at $1. Serves from jobs_due.
 select extract(epoch from scheduled_at - clock_timestamp())::float8 from {schema}.jobs
-where status = 'scheduled' and scheduled_at > statement_timestamp()
+where status = 'scheduled' and scheduled_at > $1::timestamptz
 order by scheduled_at limit 1
 
 -- name: wake

@@ -21,7 +21,8 @@ from taskqd.storage.statements import load
 
 CADENCE = 1.0
 """Seconds between two looks at what is due, at most: one that nobody told of may have come."""
-SHORTEST_WAIT = 0.005
+SHORTEST_WAIT, OVERDUE_WAIT = 0.005, 0.05
+"""Seconds until the next look at least, and where what is due could not be claimed: others hold it locked."""
 CLAIM_BATCH = 500
 CLAIM_LEASE = 60.0
 """Seconds after which others may take what this scheduler claimed."""
@@ -101,7 +102,7 @@ class Firing:
         return counts, False
 
     async def next_due(self) -> float | None:
-        """Return the seconds until the next schedule is due, None without one."""
+        """Return the seconds until the next schedule is due, negative for one that is overdue, None without one."""
         seconds: float | None = await self._pool.fetchval(self._sql.next_due, timeout=self._timeout)
         return seconds
 
@@ -270,4 +271,6 @@ class FiringLoop:
             self._health_due = time.monotonic() + HEALTH_CADENCE
             await self._firing.read_health()
         wait = await self._firing.next_due()
-        return CADENCE if wait is None else min(CADENCE, max(SHORTEST_WAIT, wait))
+        if wait is None:
+            return CADENCE
+        return min(CADENCE, max(SHORTEST_WAIT, wait)) if wait > 0 else OVERDUE_WAIT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from taskqd.domain.ids import new_uuid
 from taskqd.maintenance import firing as firing_module
 from taskqd.maintenance.deciding import Claimed, decide, smear_of
-from taskqd.maintenance.firing import FireCounts, Firing
+from taskqd.maintenance.firing import FireCounts, Firing, FiringLoop
 from taskqd.storage.statements import load
 from tests.jobs import JobTable
 from tests.scheduler.schedules import ScheduleTable, fire, never
@@ -553,7 +554,34 @@ async def test_when_the_next_one_is_due(schedules: ScheduleTable, firing: Firing
     assert await firing.next_due() is None
     await schedules.plant("a", due="clock_timestamp() + interval '1 hour'")
     await schedules.plant("b", due="clock_timestamp() + interval '50 minutes'")
-    await schedules.plant("c", due=AGO("1 second"))
+    for name, column in (("claimed", "claim_expires_at"), ("failed", "retry_not_before")):
+        await schedules.plant(name, due=AGO("1 second"))
+        await schedules.update(name, **{column: "clock_timestamp() + interval '1 hour'"})
     seconds = await firing.next_due()
     assert seconds is not None
     assert 2900 < seconds <= 3000
+    await schedules.plant("missed", due=AGO("1 second"))
+    seconds = await firing.next_due()
+    assert seconds is not None
+    assert seconds < -1
+
+
+async def test_one_that_becomes_due_right_after_a_look_waits_for_no_cadence(
+    schedules: ScheduleTable, firing: Firing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskqd.maintenance.firing.CADENCE", 600.0)
+    look = firing.fire_due
+
+    async def and_then(stopping: Callable[[], bool]) -> tuple[FireCounts, bool]:
+        done = await look(stopping)
+        await schedules.plant(due="clock_timestamp()")
+        monkeypatch.setattr(firing, "fire_due", look)
+        return done
+
+    monkeypatch.setattr(firing, "fire_due", and_then)
+    loop = FiringLoop(firing, may_begin=lambda: True, on_failure=lambda *_: None).loop
+    loop.start()
+    try:
+        await eventually(lambda: firing.total.fired == 1, 60)
+    finally:
+        await loop.stop()

@@ -55,9 +55,13 @@ update {schema}.schedules set claim_token = null, claim_expires_at = null
 where id = any($1::uuid[]) and claim_token = $2::uuid
 
 -- name: next_due
--- Seconds until the next schedule is due that is not yet. Serves from schedules_due.
+-- Seconds until the next schedule is due that could be claimed then: negative for one that is due since the last claim.
+-- Serves from schedules_due.
 select extract(epoch from next_fire_at - clock_timestamp())::float8 from {schema}.schedules
-where enabled and retired_at is null and next_fire_at > statement_timestamp()
+where enabled and retired_at is null
+  and (next_fire_at > statement_timestamp()
+       or (claim_expires_at is null or claim_expires_at <= statement_timestamp())
+          and (retry_not_before is null or retry_not_before <= statement_timestamp()))
 order by next_fire_at limit 1
 
 -- name: schedule_health

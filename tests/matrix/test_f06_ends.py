@@ -70,6 +70,7 @@ def test_f6_ends_after_it_was_ready(trial: Trial) -> None:
         for name in ("crash.0", "clean.0", "away.0"):
             wait_until(lambda name=name: len(story(g, name, "restart-scheduled")) >= 5, 60, name)  # type: ignore[misc]
             check_delays(g, name)
+        wait_until(lambda: story(g, "killed.0", "child-exit"), 60)
         classes = {event["child"]: event["class"] for event in exits(g)}
         assert classes == {
             "crash.0": "crash",

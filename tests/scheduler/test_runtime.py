@@ -203,7 +203,7 @@ async def test_a_schema_that_is_not_migrated(runtime: Runtime) -> None:
         ({"settings": load_settings(environ={}), "schema": "x"}, "leave these out"),
         ({"schema": "Not A Name"}, "settings refused: schema = 'Not A Name'"),
     ],
-    ids=str,
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
 def test_bad_arguments(options: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError) as raised:
@@ -225,7 +225,9 @@ def test_a_bad_dsn_is_named_once_and_not_shown() -> None:
     assert "hunter2" not in problem
 
 
-@pytest.mark.parametrize("arguments", [(None,), ("app",), (TaskqRuntime(), "no function")], ids=str)
+@pytest.mark.parametrize(
+    "arguments", [(None,), ("app",), (TaskqRuntime(), "no function")], ids=["none", "text", "no-lifespan"]
+)
 def test_bad_arguments_of_a_lifespan(arguments: tuple[Any, ...]) -> None:
     with pytest.raises(ConfigError, match="must be a"):
         taskq_lifespan(*arguments)

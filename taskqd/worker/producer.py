@@ -150,8 +150,8 @@ class Producer:
         finally:
             self._claiming = self._was_drained = False
         self._found(got)
-        if glances:
-            return self._pause() if got < room else 0.0
+        if glances and got < room:
+            return self._pause()
         self._drained = got < room and from_beginning and not self._more
         if not self._drained:
             if got < room:

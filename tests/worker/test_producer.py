@@ -179,6 +179,34 @@ async def test_a_stream_is_looked_after_between_its_wake_ups(jobs: JobTable, poo
     assert harness.errors == []
 
 
+async def test_a_glance_that_fills_the_room_is_followed_by_claims_until_nothing_is_left(
+    jobs: JobTable, pool: Any, schema: str
+) -> None:
+    """Nobody tells of the burst, and it is more than there is room for at once."""
+    async with Harness(pool, schema, ["default"]) as harness:
+        producer = harness.producer
+        taker = asyncio.ensure_future(harness.take(0.005))
+        taken = 0
+        deadline = time.monotonic() + 30
+        while True:
+            for _ in range(3):  # a stream, unless the machine is too slow for one
+                await jobs.plant()
+                producer.woken()
+                taken += 1
+                await eventually(lambda count=taken: len(harness.taken) >= count, 10)
+            burst = await jobs.plant(300)
+            taken += len(burst)
+            await asyncio.sleep(0.05)
+            if len(harness.taken) > taken - len(burst):
+                break  # a glance has found it
+            producer.woken()
+            await eventually(lambda count=taken: len(harness.taken) >= count, 20)
+            assert time.monotonic() < deadline
+        await eventually(lambda: len(harness.taken) == taken, 20)
+    await taker
+    assert harness.errors == []
+
+
 async def test_strangers_at_the_head_are_passed_over(jobs: JobTable, pool: Any, schema: str) -> None:
     await jobs.plant(500, actor="'stranger'", scheduled_at="clock_timestamp() - interval '1 hour'")
     known = await jobs.plant(20)

@@ -179,30 +179,41 @@ async def test_a_stream_is_looked_after_between_its_wake_ups(jobs: JobTable, poo
     assert harness.errors == []
 
 
-async def test_a_glance_that_fills_the_room_is_followed_by_claims_until_nothing_is_left(
+async def test_what_a_glance_had_no_room_for_is_claimed_as_soon_as_there_is(
     jobs: JobTable, pool: Any, schema: str
 ) -> None:
     """Nobody tells of the burst, and it is more than there is room for at once."""
-    async with Harness(pool, schema, ["default"]) as harness:
+    hold = 0.0
+    async with Harness(pool, schema, ["default"], size=1) as harness:
         producer = harness.producer
-        taker = asyncio.ensure_future(harness.take(0.005))
-        taken = 0
+
+        async def take() -> None:
+            while (attempt := await harness.slots.get()) is not None:
+                harness.taken.append(attempt)
+                await asyncio.sleep(hold)
+                harness.slots.finished(0.02)  # slow enough that nothing is claimed ahead
+
+        taker = asyncio.ensure_future(take())
+        expected = 0
         deadline = time.monotonic() + 30
         while True:
             for _ in range(3):  # a stream, unless the machine is too slow for one
                 await jobs.plant()
                 producer.woken()
-                taken += 1
-                await eventually(lambda count=taken: len(harness.taken) >= count, 10)
-            burst = await jobs.plant(300)
-            taken += len(burst)
+                expected += 1
+                while len(harness.taken) < expected:
+                    await asyncio.sleep(0.001)
+                    assert time.monotonic() < deadline
+            hold = 0.2
+            await jobs.plant(4)
+            expected += 4
             await asyncio.sleep(0.05)
-            if len(harness.taken) > taken - len(burst):
-                break  # a glance has found it
+            if len(harness.taken) == expected - 3:
+                break  # a glance has found the first
+            hold = 0.0
             producer.woken()
-            await eventually(lambda count=taken: len(harness.taken) >= count, 20)
-            assert time.monotonic() < deadline
-        await eventually(lambda: len(harness.taken) == taken, 20)
+            await eventually(lambda count=expected: len(harness.taken) >= count, 20)
+        await eventually(lambda: len(harness.taken) == expected, 20)
     await taker
     assert harness.errors == []
 

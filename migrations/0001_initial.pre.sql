@@ -564,13 +564,15 @@ returns table (
     priority smallint, scheduled_at timestamptz, batch_id uuid, start_to_close float8, progress_state text,
     progress_seq integer
 )
-language plpgsql volatile as $$
+-- said to cost nothing, so that a settlement that may claim here is not planned anew each time that it does not
+language plpgsql volatile cost 1 rows 1 as $$
 #variable_conflict use_column
 declare
     the_unit jsonb;
     kind text;
     home text;
     wanted text;
+    open integer;  -- what the gates have room for; null without any
     free integer;
     got integer;
     gate record;
@@ -585,7 +587,7 @@ begin
         exit when room <= 0;
         kind := the_unit ->> 'kind';
         home := the_unit ->> 'route';
-        free := room;
+        open := null;
         got := 0;
         passed := null;
         note := null;
@@ -600,8 +602,9 @@ begin
                 exit;
             end if;
             passed := passed || gate.id;
-            free := least(free, gate.free);
+            open := least(open, gate.free);
         end loop;
+        free := least(room, open);
         if note is null then
             if kind = 'lane' then
                 lanes := array[the_unit ->> 'lane'];
@@ -692,7 +695,7 @@ begin
                 update {schema}.gates g set held = g.held + got where g.id = any(passed);
             end if;
             room := room - got;
-            note := case when got < free then 'short' when got = free and free < room + got then 'full' else 'more' end;
+            note := case when got < free then 'short' when got = open then 'full' else 'more' end;
         end if;
         return query select unit, note, lane, null::uuid, null::int, null::text, null::text, null::int, home, null::smallint,
             null::timestamptz, null::uuid, null::float8, null::text, null::int;

@@ -14,6 +14,7 @@ from taskqd.domain.ids import new_uuid
 from taskqd.storage.schema_name import wake_channel
 from taskqd.storage.statements import load
 from taskqd.worker.floors import BEGINNING
+from taskqd.worker.lane_claims import NO_CLAIM
 
 LEASE = 60.0
 
@@ -76,12 +77,38 @@ class JobTable:
         conn: asyncpg.Connection | None = None,
     ) -> tuple[list[asyncpg.Record], list[tuple[str, str | None]]]:
         """Claim from lanes; return the jobs, and for each unit its note and where its walk stopped."""
-        asked = [{"route": "default", "gates": [], "first": [], "after": None, **unit} for unit in units]
         records = await (conn or self.conn).fetch(
-            self.worker_sql.claim_lanes, room, worker, LEASE, list(known), json.dumps(asked)
+            self.worker_sql.claim_lanes, room, worker, LEASE, list(known), _asked(units)
         )
-        notes = [(record["note"], record["lane"]) for record in records if record["id"] is None]
-        return [record for record in records if record["id"] is not None], notes
+        return _claimed(records)
+
+    async def relay(
+        self,
+        attempt: tuple[UUID, int],
+        worker: UUID,
+        room: int,
+        *units: dict[str, Any],
+        known: tuple[str, ...] = ("succeed",),
+        conn: asyncpg.Connection | None = None,
+    ) -> tuple[bool, list[asyncpg.Record], list[tuple[str, str | None]]]:
+        """Settle one attempt as a success and claim from lanes in the same statement; return whether that applied, and
+        what :meth:`claim_lanes` returns."""
+        job, epoch = attempt
+        claim = (room, worker, LEASE, list(known), _asked(units))
+        records = await (conn or self.conn).fetch(
+            self.worker_sql.settle_succeeded, [job], [epoch], [0.1], [None], *claim
+        )
+        return records[0]["ids"] == [job], *_claimed([record for record in records if record["unit"] is not None])
+
+    async def succeed(
+        self, *ids: UUID, epoch: int = 1, result: str | None = None, conn: asyncpg.Connection | None = None
+    ) -> list[UUID] | None:
+        """Settle attempts as successes by the statement that workers send; return those that it applied to."""
+        count = len(ids)
+        applied: list[UUID] | None = await (conn or self.conn).fetchval(
+            self.worker_sql.settle_succeeded, ids, [epoch] * count, [0.1] * count, [result] * count, *NO_CLAIM
+        )
+        return applied
 
     async def store_actor(self, name: str = "succeed", **columns: Any) -> None:
         """Make an actor known; ``columns`` are SQL expressions that replace the defaults."""
@@ -183,3 +210,12 @@ class JobTable:
     async def promote(self, limit: int = 1000) -> asyncpg.Record:
         """Promote from the beginning."""
         return await self.conn.fetchrow(self.scheduler_sql.promote, limit, BEGINNING[0])
+
+
+def _asked(units: tuple[dict[str, Any], ...]) -> str:
+    return json.dumps([{"route": "default", "gates": [], "first": [], "after": None, **unit} for unit in units])
+
+
+def _claimed(records: list[asyncpg.Record]) -> tuple[list[asyncpg.Record], list[tuple[str, str | None]]]:
+    notes = [(record["note"], record["lane"]) for record in records if record["id"] is None]
+    return [record for record in records if record["id"] is not None], notes

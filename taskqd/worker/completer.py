@@ -6,7 +6,9 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 
@@ -14,13 +16,14 @@ from taskqd.domain.background import BackgroundLoop
 from taskqd.observe.logs import get_logger
 from taskqd.storage.statements import load
 from taskqd.worker.attempt import Attempt, Leases
+from taskqd.worker.lane_claims import NO_CLAIM, Relay
 from taskqd.worker.outcome import Abandoned, CommitLost, Failed, Outcome, Released, Snoozed, Succeeded
 
 GROUP = 256
 LINGER = 0.002
 """Seconds a group is collected for, unless the completer was idle."""
 BACKLOG = 8 * GROUP
-"""Outcomes that may wait here; beyond it consumers wait."""
+"""Outcomes of either kind that may wait here; beyond it nothing of the kind is begun."""
 RETRIES = (0.05, 0.2, 0.8)
 RETRY_BUDGET = 5.0
 FIRST_STRAGGLER_PAUSE, LONGEST_STRAGGLER_PAUSE = 0.05, 1.0
@@ -40,8 +43,10 @@ class Completer:
 
     ``on_repended()`` is called when a settlement put a job straight back into its queue, ``before(attempts)`` before
     attempts are settled, ``on_ended(outcome, status)`` once for each that was applied, with its job's status then, and
-    ``on_freed(attempt)`` for each that gave back a limit or an identity: others wait for those, so they are settled
-    beside the groups, not behind them.
+    ``on_freed(attempt)`` for each that gave back a limit or an identity. Others wait for those, so they are settled
+    beside the groups, not behind them, and their successes by a statement that may claim for others too, which
+    ``relay(attempts)`` gives it. ``on_backlog(plain, limited)`` is called when outcomes of what nothing limits, or of
+    what something does, begin or cease to wait in greater number than they may.
     """
 
     def __init__(
@@ -55,6 +60,8 @@ class Completer:
         before: Callable[[Sequence[Attempt]], Awaitable[None]],
         on_ended: Callable[[Outcome, str], None],
         on_freed: Callable[[Attempt], None],
+        relay: Callable[[Sequence[Attempt]], AbstractAsyncContextManager[Relay]],
+        on_backlog: Callable[[bool, bool], None],
     ) -> None:
         self._pool = pool
         self._sql = load("worker", schema)
@@ -64,15 +71,16 @@ class Completer:
         self._before = before
         self._on_ended = on_ended
         self._on_freed = on_freed
+        self._relay = relay
+        self._on_backlog = on_backlog
         self._waiting: deque[Outcome] = deque()
         self._limited: deque[Outcome] = deque()
         """Those of attempts that hold what others wait for."""
         self._writing = 0
         self._stragglers: list[_Straggler] = []
         self._last_write = 0.0
-        self._room = asyncio.Event()
+        self._backlog = (False, False)
         self._empty = asyncio.Event()
-        self._room.set()
         self._empty.set()
         self.succeeded = 0
         self.failed = 0
@@ -99,8 +107,8 @@ class Completer:
         limited = bool(outcome.attempt.lane)
         (self._limited if limited else self._waiting).append(outcome)
         self._empty.clear()
-        if len(self._waiting) + len(self._limited) >= BACKLOG:
-            self._room.clear()
+        if len(self._waiting) >= BACKLOG or len(self._limited) >= BACKLOG:
+            self._tell_backlog()
         (self._limited_loop if limited else self._loop).wake()
 
     def settled(self, outcome: Succeeded) -> None:
@@ -117,15 +125,6 @@ class Completer:
         attempt.disowned = True
         self._leases.discard(attempt)
         self.disowned += 1
-
-    async def room(self) -> None:
-        """Wait until the backlog is below its bound."""
-        await self._room.wait()
-
-    @property
-    def has_room(self) -> bool:
-        """False while the backlog is at its bound."""
-        return self._room.is_set()
 
     async def flush(self, timeout: float) -> bool:
         """Wait until everything is settled or disowned; False after ``timeout`` seconds."""
@@ -162,10 +161,16 @@ class Completer:
         if not (self._waiting or self._limited or self._writing or self._stragglers):
             self._empty.set()
 
+    def _tell_backlog(self) -> None:
+        limited = len(self._limited) >= BACKLOG
+        backlog = (len(self._waiting) >= BACKLOG, limited)
+        if backlog != self._backlog:
+            self._backlog = backlog
+            self._on_backlog(*backlog)
+
     async def _settle_group(self, waiting: deque[Outcome]) -> None:
         group = [waiting.popleft() for _ in range(min(GROUP, len(waiting)))]
-        if len(self._waiting) + len(self._limited) < BACKLOG:
-            self._room.set()
+        self._tell_backlog()
         self._writing += 1
         try:
             await self._settle_all(group)
@@ -186,10 +191,10 @@ class Completer:
 
     async def _settle(self, kind: type[Outcome], outcomes: list[Outcome]) -> None:
         deadline = time.monotonic() + RETRY_BUDGET
-        for pause in (*RETRIES, None):
+        for attempt, pause in enumerate((*RETRIES, None)):
             try:
                 async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
-                    outcomes = await self._write(kind, outcomes)
+                    outcomes = await self._write(kind, outcomes, relays=attempt == 0)
                     while outcomes:
                         await self._classify(outcomes[-1])
                         outcomes.pop()
@@ -204,13 +209,18 @@ class Completer:
             else:
                 return
 
-    async def _write(self, kind: type[Outcome], outcomes: list[Outcome]) -> list[Outcome]:
-        """Write outcomes of one kind and return those it did not apply to."""
+    async def _write(self, kind: type[Outcome], outcomes: list[Outcome], *, relays: bool) -> list[Outcome]:
+        """Write outcomes of one kind and return those it did not apply to. ``relays`` lets it carry a claim."""
         if not outcomes:
             return []
         statement, columns = self._statement(kind, outcomes)
+        relayed = False
         if kind is Succeeded:
-            applied = await self._pool.fetchval(statement, *columns, timeout=self._command_timeout) or []
+            if relays and any(outcome.attempt.lane for outcome in outcomes):
+                applied, relayed = await self._relayed(statement, columns, [outcome.attempt for outcome in outcomes])
+            else:
+                applied = await self._pool.fetchval(statement, *columns, *NO_CLAIM, timeout=self._command_timeout)
+            applied = applied or []
             statuses = ["succeeded"] * len(applied)
             self.succeeded += len(applied)
         else:
@@ -227,11 +237,19 @@ class Completer:
                 left.append(outcome)
                 continue
             self._leases.discard(outcome.attempt)
-            if outcome.attempt.lane:
+            if outcome.attempt.lane and not relayed:
                 self._on_freed(outcome.attempt)
             if outcome.attempt.ref.has_hooks or status == "failed":
                 self._on_ended(outcome, status)
         return left
+
+    async def _relayed(
+        self, statement: str, columns: list[Any], attempts: list[Attempt]
+    ) -> tuple[list[UUID] | None, bool]:
+        """Write successes that give back what others wait for; True when those were claimed in the same commit."""
+        async with self._relay(attempts) as relay:
+            relay.records = await self._pool.fetch(statement, *columns, *relay.arguments, timeout=self._command_timeout)
+        return relay.records[0]["ids"], relay.carries
 
     def _statement(self, kind: type[Outcome], outcomes: Sequence[Any]) -> tuple[str, list[Any]]:
         ids = [outcome.attempt.job_id for outcome in outcomes]

@@ -175,9 +175,6 @@ class Consumers:
                 await _forget_cancellation(task)
             if outcome is not None and not attempt.given_up:
                 completer.submit(outcome)
-                if not completer.has_room:
-                    slots.more()
-                    await completer.room()
             slots.finished(seconds)
             in_a_row += 1
             if in_a_row >= YIELD_EVERY:

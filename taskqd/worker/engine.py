@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 from uuid import UUID
 
@@ -44,6 +45,7 @@ from taskqd.worker.idle import IdleWatch
 from taskqd.worker.injection import AutonomousWake, Injection
 from taskqd.worker.isolated.launch import Launched
 from taskqd.worker.isolated.runner import Isolation, orders_of
+from taskqd.worker.lane_claims import Relay
 from taskqd.worker.outcome import ISOLATED, UNSTARTED, Outcome, Released
 from taskqd.worker.pools import open_pools
 from taskqd.worker.producer import Producer
@@ -118,6 +120,8 @@ class Engine:
             before=self._progress.store_last,
             on_ended=self._ended,
             on_freed=self._freed,
+            relay=self._relay,
+            on_backlog=self.slots.hold,
         )
         self.producer = Producer(
             dispatch_pool,
@@ -360,6 +364,9 @@ class Engine:
 
     def _freed(self, attempt: Attempt) -> None:
         self.producer.freed(attempt)
+
+    def _relay(self, attempts: Sequence[Attempt]) -> AbstractAsyncContextManager[Relay]:
+        return self.producer.relay(attempts)
 
     def _woken(self) -> None:
         self.producer.woken()

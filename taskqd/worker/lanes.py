@@ -106,6 +106,11 @@ class Lanes:
     def __bool__(self) -> bool:
         return bool(self._units)
 
+    @property
+    def limited(self) -> bool:
+        """Whether any of them is limited, so that its jobs wait for each other."""
+        return any(unit.gates or unit.kind == "serial" for unit in self._units.values())
+
     def open(self) -> list[Unit]:
         """The units to claim from now, those with the most urgent head first, taking turns among equals."""
         now = time.monotonic()

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from itertools import groupby
 from typing import Any
 from uuid import UUID
-
-import asyncpg
 
 from taskqd.actors.registry import Registry
 from taskqd.domain.background import BackgroundLoop, FailureHook
 from taskqd.storage.statements import load
 from taskqd.worker.attempt import Attempt, Leases
 from taskqd.worker.floors import Floors
-from taskqd.worker.lanes import Lanes, Unit
+from taskqd.worker.lane_claims import LaneClaims, Relay
 from taskqd.worker.rules import FRESH, MAX_AGE, Rules
 from taskqd.worker.slots import Slots
 
 MAX_CLAIM = 500
+MAX_BESIDE_LIMITED = 128
+"""The same while limited jobs wait too, whose every commit waits for a processor and for what is written before."""
 STALE_AFTER = 1.0
 """Seconds a claimed row may wait here unstarted; then it goes back to the fleet."""
 WARM = 0.03
@@ -62,15 +63,24 @@ class Producer:
         self._queues = list(queues)
         self._rules = Rules(self._known)
         self._rules_read = -MAX_AGE
-        self._lanes = Lanes()
         self._lanes_first = False
-        self._more = False
         self._relane_at = 0.0
         self._keyed_after: dict[str, str | None] = {}
         self._slots = slots
         self._leases = leases
         self._worker_id = worker_id
         self._lock_lease = lock_lease
+        self._lane_claims = LaneClaims(
+            pool,
+            self._sql,
+            registry,
+            slots,
+            leases,
+            worker_id=worker_id,
+            lock_lease=lock_lease,
+            command_timeout=command_timeout,
+        )
+        self._lanes = self._lane_claims.lanes
         self._command_timeout = command_timeout
         self._release = release
         self._floors = Floors(queues)
@@ -82,14 +92,12 @@ class Producer:
         """Steps that began since the start: each time this loop looked whether to claim."""
         self.poll_interval = poll_interval
         """Seconds between two of them when nothing wakes it."""
-        self.claimed = 0
-        """Rows claimed since the start."""
+        self._claimed = 0
         self.paused = False
         self.loop = BackgroundLoop(
             "producer", self._step, cadence=poll_interval, on_failure=on_failure, backoff_cap=max(1.0, poll_interval)
         )
         self._claiming = False
-        self._one_of_lanes = asyncio.Lock()
         self._freed_loop = BackgroundLoop("producer-freed", self._step_freed, cadence=60.0, on_failure=on_failure)
 
     def start(self) -> None:
@@ -99,7 +107,12 @@ class Producer:
 
     async def stop(self, timeout: float) -> None:
         """Claim nothing more; let a claim under way finish within ``timeout`` seconds."""
-        await asyncio.gather(self.loop.stop(timeout), self._freed_loop.stop(timeout))
+        await asyncio.gather(self.loop.stop(timeout), self._freed_loop.stop(timeout), self._lane_claims.wait(timeout))
+
+    @property
+    def claimed(self) -> int:
+        """Rows claimed since the start."""
+        return self._claimed + self._lane_claims.claimed
 
     def woken(self) -> None:
         """There may be new work: look from the beginning, now where nothing was left, else as soon as that is cheap."""
@@ -127,12 +140,21 @@ class Producer:
         self._lanes.free(attempt)
         (self._freed_loop if self._claiming else self.loop).wake()
 
+    @asynccontextmanager
+    async def relay(self, attempts: Sequence[Attempt]) -> AsyncIterator[Relay]:
+        """Let the settlement of ``attempts``, which gives back what others wait for, carry the claim of those."""
+        if self.paused or self.loop.stopping or not self._lanes or self._rules_age >= MAX_AGE:
+            yield Relay()
+            return
+        async with self._lane_claims.relay(attempts, self._rules) as relay:
+            yield relay
+
     async def _step(self) -> float | None:
         self.polls += 1
         stale = self._slots.take_stale(STALE_AFTER)
         if stale:
             self._release(stale)
-        room = min(MAX_CLAIM, self._slots.room())
+        room = min(MAX_BESIDE_LIMITED if self._floors and self._lanes.limited else MAX_CLAIM, self._slots.room())
         if self.paused:
             return self._pause()
         if room == 0:
@@ -145,6 +167,8 @@ class Producer:
         self._claiming = True
         try:
             got = await self._glance(room) if glances or self._was_drained else 0
+            if got:
+                await asyncio.sleep(0)  # what was found begins before the look is sent
             if got < room and not glances:
                 got += await self._claim(room - got)
         finally:
@@ -152,7 +176,7 @@ class Producer:
         self._found(got)
         if glances and got < room:
             return self._pause()
-        self._drained = got < room and from_beginning and not self._more
+        self._drained = got < room and from_beginning and not self._lane_claims.more
         if not self._drained:
             if got < room:
                 self._floors.want_rescan()
@@ -170,7 +194,9 @@ class Producer:
 
     async def _take_freed(self) -> int:
         freed = min(self._lanes.freed, self._slots.size)
-        return await self._claim_lanes(freed, self._lanes.open()) if freed else 0
+        if freed and self._rules_age >= MAX_AGE and await self._read_rules():
+            await self._look()
+        return await self._lane_claims.claim(freed, self._lanes.open(), self._rules) if freed else 0
 
     async def _maintain(self) -> bool:
         """A little maintenance, so that a fleet without a scheduler still moves; True when it made work claimable."""
@@ -191,7 +217,7 @@ class Producer:
 
         What stands anywhere else waits for the look that follows, or is due within a second.
         """
-        if self._lanes or time.monotonic() - self._rules_read >= MAX_AGE:
+        if self._lanes or self._rules_age >= MAX_AGE:
             return 0
         open_now = {route for route in self._queues if self._rules.is_plain(route)} - self._rules.paused
         segments = [segment for segment in self._floors.recent() if segment[0][0] in open_now]
@@ -212,29 +238,37 @@ class Producer:
     async def _claim(self, room: int) -> int:
         """Claim up to ``room`` rows into the local queue and return how many it was."""
         began = time.monotonic()
-        self._more = False
-        if began - self._rules_read >= MAX_AGE:
+        self._lane_claims.more = False
+        if self._rules_age >= MAX_AGE:
             await self._read_rules()
         rescan = self._floors.rescan_due
         if rescan:
             await self._look()
         got = 0
         for lanes, parts in self._plan():
-            if got < room:
-                claim = self._claim_lanes if lanes else self._claim_plain
-                got += await claim(room - got, parts)
+            if got < room and lanes:
+                got += await self._lane_claims.claim(room - got, parts, self._rules)
+            elif got < room:
+                got += await self._claim_plain(room - got, parts)
         if rescan:
             self._floors.rescanned(time.monotonic() - began)
-        if time.monotonic() - self._rules_read >= FRESH:
+        if self._rules_age >= FRESH:
             await self._read_rules()
         return got
 
-    async def _read_rules(self) -> None:
+    @property
+    def _rules_age(self) -> float:
+        return time.monotonic() - self._rules_read
+
+    async def _read_rules(self) -> bool:
+        """Read them; True, and a look is due, where they have changed."""
         before = self._rules
         self._rules = await Rules.read(self._pool, self._sql, self._queues, self._known, self._command_timeout)
         self._rules_read = time.monotonic()
-        if self._rules != before:
-            self._floors.want_rescan()
+        if self._rules == before:
+            return False
+        self._floors.want_rescan()
+        return True
 
     async def _look(self) -> None:
         """See where pending rows begin."""
@@ -314,56 +348,6 @@ class Producer:
             attempts.append(attempt)
             self._leases.add(attempt)
             self._floors.advance((route, priority), (scheduled_at, job_id))
-        self.claimed += len(attempts)
+        self._claimed += len(attempts)
         self._slots.put(attempts)
         return len(attempts)
-
-    async def _claim_lanes(self, room: int, units: Sequence[Unit]) -> int:
-        async with self._one_of_lanes:
-            return await self._claim_open(room, [unit for unit in units if unit.try_at <= time.monotonic()])
-
-    async def _claim_open(self, room: int, units: Sequence[Unit]) -> int:
-        self._lanes.freed = 0
-        if not units:
-            return 0
-        try:
-            records = await self._pool.fetch(
-                self._sql.claim_lanes,
-                room,
-                self._worker_id,
-                self._lock_lease,
-                self._rules.plain,
-                self._lanes.requests(units),
-                timeout=self._command_timeout,
-            )
-        except (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError):
-            self._lanes.contended(units)
-            return 0
-        taken: list[list[Attempt]] = [[] for _ in units]
-        for number, note, lane, job_id, epoch, actor, payload, tried, route, _, scheduled_at, *rest in records:
-            if job_id is None:
-                self._more |= self._lanes.noted(units[number], note, lane, taken[number])
-                continue
-            attempt = Attempt(job_id, epoch, self._registry[actor], payload, tried, route, scheduled_at, *rest)
-            attempt.lane = lane
-            attempt.gated = bool(units[number].gates)
-            taken[number].append(attempt)
-        for unit, attempts in zip(units, taken, strict=True):
-            for attempt in attempts:
-                self._leases.add(attempt)  # only once all is understood: what is not begun must not be renewed
-            if unit.kind == "fair":
-                attempts = _in_turns(attempts)
-            self._slots.put(attempts, first=unit.kind != "fair" or bool(unit.gates))
-        got = sum(map(len, taken))
-        self.claimed += got
-        return got
-
-
-def _in_turns(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """One of each lane, then the second of each, and so on."""
-    seen: dict[str, int] = {}
-    ranked = []
-    for attempt in attempts:
-        rank = seen[attempt.lane] = seen.get(attempt.lane, -1) + 1
-        ranked.append((rank, attempt))
-    return [attempt for _, attempt in sorted(ranked, key=lambda one: one[0])]

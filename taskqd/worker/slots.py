@@ -37,6 +37,7 @@ class Slots:
         self._last_window = 0
         self._low = 0
         """Rows waiting here at which claiming more helps, as of the last look at the room."""
+        self._plain_held = self._all_held = False
         self._closed = False
 
     # -- producer's side ----------------------------------------------------------------------------
@@ -47,6 +48,8 @@ class Slots:
         self._low = ahead // 2
         waiting = self.waiting
         free = self.size - self.busy
+        if self._plain_held or self._all_held:
+            return 0
         if waiting >= free and waiting > ahead // 2:
             return 0
         return max(0, free + ahead - waiting)
@@ -61,7 +64,7 @@ class Slots:
 
     def more(self) -> None:
         """Let one more consumer begin, if there is something to begin: the caller's own is about to wait."""
-        if self._queue or self._first:
+        if self._may_begin():
             self._wake_one()
 
     def take_stale(self, age: float) -> list[Attempt]:
@@ -80,6 +83,14 @@ class Slots:
         self._queue.clear()
         return unstarted
 
+    def hold(self, plain: bool, everything: bool) -> None:
+        """Begin nothing that nothing limits while ``plain``, nothing at all while ``everything``: outcomes wait for the
+        database."""
+        self._plain_held, self._all_held = plain, everything
+        self.more()
+        if not (plain or everything):
+            self._on_room()
+
     def close(self) -> None:
         """Begin nothing more: idle consumers end now, the others after their attempt. ``take_all`` gets the rest."""
         self._closed = True
@@ -95,7 +106,7 @@ class Slots:
 
     async def get(self) -> Attempt | None:
         """Wait for the next attempt; None once closed."""
-        while not self._queue and not self._first and not self._closed:
+        while not self._may_begin() and not self._closed:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._idle.append(waiter)
             self._on_room()
@@ -115,6 +126,11 @@ class Slots:
         self._durations.append(seconds)
         self._roll()
         self._in_window += 1
+
+    def _may_begin(self) -> bool:
+        if self._all_held:
+            return False
+        return bool(self._first or (self._queue and not self._plain_held))
 
     # -- the prefetch rule --------------------------------------------------------------------------
 

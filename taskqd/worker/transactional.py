@@ -19,6 +19,7 @@ from taskqd.storage.statements import load
 from taskqd.storage.swap import SwapPool
 from taskqd.worker.attempt import Attempt
 from taskqd.worker.completer import BAD_DATA, Completer, unstorable
+from taskqd.worker.lane_claims import NO_CLAIM
 from taskqd.worker.outcome import CommitLost, Outcome, Overran, Succeeded
 from taskqd.worker.progress import ProgressWriter
 
@@ -162,6 +163,7 @@ class SlotTransactions:
                 [attempt.epoch, *NOBODY],
                 [outcome.seconds, *NOBODY],
                 [outcome.result, *NOBODY],
+                *NO_CLAIM,
                 timeout=self._command_timeout,
             )
             if applied:

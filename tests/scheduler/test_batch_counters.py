@@ -144,10 +144,7 @@ async def test_who_holds_a_batch_does_not_keep_its_jobs_from_ending(batches: Bat
         async with other.transaction():
             await other.execute(f'select from "{batches.schema}".batches where id = $1 for update', batch)
             async with asyncio.timeout(30):
-                applied = await jobs.conn.fetchval(
-                    jobs.worker_sql.settle_succeeded, ids, [1] * 3, [0.1] * 3, [None] * 3
-                )
-                assert set(applied) == set(ids)
+                assert set(await jobs.succeed(*ids) or ()) == set(ids)
                 assert (await jobs.tick())["batches_counted"] == 1
             assert (await batches.row(batch))["succeeded"] == 0, "nor does the tick wait"
             assert await jobs.conn.fetchval("show lock_timeout") == "0"
@@ -247,7 +244,7 @@ async def test_every_settlement_counts_in_the_batch(batches: Batches, end: str) 
     given = (ids, [1, 1], [0.5, 0.5])
     match end:
         case "succeeded":
-            await jobs.conn.fetch(jobs.worker_sql.settle_succeeded, *given, [None, "1"])
+            await jobs.succeed(*ids, result="1")
         case "failed" | "cancelled":
             if end == "failed":
                 await jobs.update(ids, cancel_requested_at="null", cancel_phase="0")

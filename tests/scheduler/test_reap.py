@@ -111,7 +111,7 @@ async def test_the_rows_of_a_tombstoned_worker_are_taken_at_once(jobs: JobTable)
 async def test_what_a_dead_worker_had_finished_stays_finished(jobs: JobTable) -> None:
     worker = await jobs.register()
     ids = await jobs.running(worker, 2, heartbeat_timeout="interval '1 second'")
-    await jobs.conn.fetchval(jobs.worker_sql.settle_succeeded, ids, [1, 1], [0.1, 0.1], [None, None])
+    await jobs.succeed(*ids)
     await jobs.update(ids, claimed_at="clock_timestamp() - interval '1 hour'")
     await jobs.conn.execute(f'update "{jobs.schema}".workers set dead_at = clock_timestamp()')
     before = await jobs.image()
@@ -193,7 +193,7 @@ async def test_a_row_that_is_being_settled_is_skipped(jobs: JobTable, dsn: str) 
     settler = await asyncpg.connect(dsn)
     try:
         async with settler.transaction():
-            await settler.fetchval(jobs.worker_sql.settle_succeeded, [ids[1]], [1], [0.1], [None])
+            await jobs.succeed(ids[1], conn=settler)
             assert await reap(jobs) == 2
     finally:
         await settler.close()
@@ -208,10 +208,10 @@ async def test_a_settlement_cannot_overtake_a_reap(jobs: JobTable, dsn: str) -> 
     try:
         async with reaper.transaction():
             assert await reap(jobs, conn=reaper) == 1
-            assert await jobs.conn.fetchval(jobs.worker_sql.settle_succeeded, [job], [1], [0.1], [None]) is None
+            assert await jobs.succeed(job) is None
     finally:
         await reaper.close()
-    assert await jobs.conn.fetchval(jobs.worker_sql.settle_succeeded, [job], [1], [0.1], [None]) is None
+    assert await jobs.succeed(job) is None
     assert (await jobs.row(job))["status"] == "pending"
 
 

@@ -68,9 +68,9 @@ async def test_an_outcome_under_way_wins_over_the_release_or_loses_whole(jobs: J
     settler = await asyncpg.connect(dsn)
     try:
         async with settler.transaction():
-            await settler.fetchval(jobs.worker_sql.settle_succeeded, [first], [1], [0.1], [None])
+            await jobs.succeed(first, conn=settler)
             assert await release(jobs, dead) == 1
-        assert await settler.fetchval(jobs.worker_sql.settle_succeeded, [second], [1], [0.1], [None]) is None
+        assert await jobs.succeed(second, conn=settler) is None
     finally:
         await settler.close()
     assert (await jobs.row(first))["status"] == "succeeded"

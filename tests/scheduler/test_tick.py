@@ -163,7 +163,7 @@ async def test_results_are_forgotten_after_their_time(jobs: JobTable, tq: TaskQ)
     handle = await tq.enqueue(basic.succeed, Work())
     await jobs.claim(worker)
     for job in (kept, handle.job_id):
-        await jobs.conn.fetchval(jobs.worker_sql.settle_succeeded, [job], [1], [0.1], ['"told"'])
+        await jobs.succeed(job, result='"told"')
     assert await handle.wait(10) == "told"
     assert (await jobs.row(kept))["result_expires_at"] is None
     assert (await jobs.tick())["results_expired"] == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from taskqd.domain.ids import new_uuid
 from taskqd.storage.connect import create_pool
 from taskqd.worker.attempt import Attempt, Leases
 from taskqd.worker.completer import BACKLOG, GROUP, Completer
+from taskqd.worker.lane_claims import Relay
 from taskqd.worker.outcome import Failed, Outcome, Released, Snoozed, Succeeded
 from tests.jobs import JobTable
 from tests.postgres import Server
@@ -31,6 +33,8 @@ class Harness:
         self.leases = Leases()
         self.repended = 0
         self.ended: list[tuple[Outcome, str]] = []
+        self.freed: list[Attempt] = []
+        self.backlogs: list[tuple[bool, bool]] = []
         self.groups_may_go = asyncio.Event()
         self.groups_may_go.set()
         self.completer = Completer(
@@ -41,7 +45,9 @@ class Harness:
             on_repended=self._count,
             before=self._before,
             on_ended=lambda outcome, status: self.ended.append((outcome, status)),
-            on_freed=lambda attempt: None,
+            on_freed=self.freed.append,
+            relay=self._relay,
+            on_backlog=lambda *backlog: self.backlogs.append(backlog),
         )
 
     async def _before(self, attempts: Sequence[Attempt]) -> None:
@@ -51,6 +57,10 @@ class Harness:
 
     def _count(self) -> None:
         self.repended += 1
+
+    @asynccontextmanager
+    async def _relay(self, attempts: Sequence[Attempt]) -> AsyncIterator[Relay]:
+        yield Relay()
 
     async def attempts(self, count: int = 1, **columns: str) -> list[Attempt]:
         await self.jobs.plant(count, **columns)
@@ -147,19 +157,23 @@ async def test_an_outcome_that_comes_alone_does_not_wait_for_a_group(harness: Ha
         assert time.monotonic() - began < 0.5
 
 
-async def test_consumers_wait_while_the_backlog_is_full(jobs: JobTable, pool: Any) -> None:
+@pytest.mark.parametrize("limited", [False, True], ids=["plain", "limited"])
+async def test_a_backlog_is_told_when_it_is_full_and_when_it_is_not_any_more(
+    jobs: JobTable, pool: Any, limited: bool
+) -> None:
     harness = Harness(jobs, pool)  # its loop has not started, so nothing is written
     attempts = await harness.attempts(BACKLOG)
-    for attempt in attempts[:-1]:
+    for attempt in attempts:
+        attempt.lane = "a:limited" * limited
+        assert harness.backlogs == []
         harness.completer.submit(good(attempt))
-    assert harness.completer.has_room
-    harness.completer.submit(good(attempts[-1]))
-    assert not harness.completer.has_room
-    waiting = asyncio.ensure_future(harness.completer.room())
+    full = (not limited, limited)
+    assert harness.backlogs == [full]
     harness.completer.start()
-    await asyncio.wait_for(waiting, 10)
+    await eventually(lambda: harness.backlogs == [full, (False, False)])
     assert await harness.completer.flush(20)
     assert await jobs.counts() == {"succeeded": BACKLOG}
+    assert harness.freed == (attempts if limited else [])
     await harness.completer.stop(1)
 
 

@@ -27,18 +27,9 @@ class Collector:
 
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
-        self.open = asyncio.Event()
-        self.open.set()
 
     def submit(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
-
-    @property
-    def has_room(self) -> bool:
-        return self.open.is_set()
-
-    async def room(self) -> None:
-        await self.open.wait()
 
 
 class Harness:
@@ -352,14 +343,21 @@ async def test_consumers_end_when_the_slots_close(harness: Harness) -> None:
 # -- back-pressure ----------------------------------------------------------------------------------
 
 
-async def test_a_slot_whose_outcome_cannot_be_handed_over_is_not_free(harness: Harness) -> None:
-    harness.collector.open.clear()
-    harness.slots.put([make_attempt("succeed") for _ in range(2)])
-    await eventually(lambda: len(harness.collector.outcomes) == 2)
-    await asyncio.sleep(0.02)
-    assert harness.slots.room() == 0, "claiming more would only pile up rows and outcomes"
-    harness.collector.open.set()
-    await eventually(lambda: harness.slots.busy == 0)
+async def test_while_outcomes_pile_up_only_what_is_limited_begins(harness: Harness) -> None:
+    plain, limited, later = (make_attempt("succeed") for _ in range(3))
+    harness.slots.hold(True, False)
+    assert harness.slots.room() == 0, "claiming more would only pile up rows"
+    harness.slots.put([plain])
+    harness.slots.put([limited], first=True)
+    await eventually(lambda: [one.attempt for one in harness.collector.outcomes] == [limited])
+    harness.slots.hold(False, True)
+    harness.slots.put([later], first=True)
+    assert harness.slots.room() == 0
+    await asyncio.sleep(0)
+    assert harness.slots.waiting == 2
+    harness.slots.hold(False, False)
+    await eventually(lambda: [one.attempt for one in harness.collector.outcomes] == [limited, later, plain])
+    assert harness.slots.room() > 0
 
 
 async def test_the_loop_gets_its_turn_between_handlers_that_never_wait(harness: Harness) -> None:

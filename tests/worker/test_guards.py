@@ -56,7 +56,7 @@ async def test_a_lane_is_served_in_its_order(jobs: JobTable, lane: tuple[dict[st
     order = []
     for _ in range(3):
         order += await claimed(jobs, unit, 1)
-        await jobs.conn.fetchval(jobs.worker_sql.settle_succeeded, order[-1:], [1], [0.1], [None])
+        await jobs.succeed(order[-1])
     assert order == [urgent, early, late]
 
 
@@ -121,7 +121,7 @@ async def test_only_the_gates_that_are_passed_count(jobs: JobTable) -> None:
     ids = await claimed(jobs, CAPPED)
     assert await jobs.held() == {"a:other": 0, "a:succeed": 2}
     await jobs.conn.execute(f'update "{jobs.schema}".gates set held = 3 where bucket = $1', "a:other")
-    await jobs.conn.fetchval(jobs.worker_sql.settle_succeeded, ids, [1, 1], [0.1] * 2, [None] * 2)
+    await jobs.succeed(*ids)
     assert await jobs.held() == {"a:other": 3, "a:succeed": 0}
 
 
@@ -224,7 +224,7 @@ async def test_an_attempt_that_no_cancel_is_after_is_not_forced(jobs: JobTable, 
     (job,) = await jobs.running(await jobs.register())
     if ended:
         await jobs.update([job], cancel_requested_at="clock_timestamp()", cancel_phase="1")
-        await jobs.conn.fetchval(jobs.worker_sql.settle_succeeded, [job], [1], [0.1], [None])
+        await jobs.succeed(job)
     before = await jobs.image()
     await jobs.conn.execute(jobs.worker_sql.force_cancel, job, 1)
     assert await jobs.image() == before
@@ -235,13 +235,13 @@ async def test_a_worker_does_not_hear_of_a_cancelled_job_that_has_ended(jobs: Jo
     (job,) = await jobs.running(worker)
     await jobs.update([job], cancel_requested_at="clock_timestamp()", cancel_phase="1")
     assert len(await jobs.conn.fetch(jobs.worker_sql.cancelled, worker)) == 1
-    await jobs.conn.fetchval(jobs.worker_sql.settle_succeeded, [job], [1], [0.1], [None])
+    await jobs.succeed(job)
     assert await jobs.conn.fetch(jobs.worker_sql.cancelled, worker) == []
 
 
 async def test_a_report_of_progress_that_comes_after_the_end_is_dropped(jobs: JobTable) -> None:
     (job,) = await jobs.running(await jobs.register())
-    await jobs.conn.fetchval(jobs.worker_sql.settle_succeeded, [job], [1], [0.1], [None])
+    await jobs.succeed(job)
     before = await jobs.image()
     await jobs.conn.execute(jobs.worker_sql.store_progress, [job], [1], [7], ['"late"'])
     assert await jobs.image() == before

@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 from taskqd.domain.ids import new_uuid
+from taskqd.worker.lane_claims import NO_CLAIM
 from tests.jobs import JobTable
 from tests.support import eventually
 from tests.worker.test_producer import Harness
@@ -35,9 +36,7 @@ def serial(identity: str) -> dict[str, str]:
 async def settled(jobs: JobTable, conn: asyncpg.Connection, ids: list[UUID]) -> None:
     """Settle first attempts, again while another claimer looks at their rows."""
     while ids:
-        done = await conn.fetchval(
-            jobs.worker_sql.settle_succeeded, ids, [1] * len(ids), [0.0] * len(ids), [None] * len(ids)
-        )
+        done = await jobs.succeed(*ids, conn=conn)
         ids = [job for job in ids if job not in (done or [])]
 
 
@@ -56,6 +55,13 @@ async def test_a_limit_lets_through_as_many_as_it_says_and_counts_them(jobs: Job
     assert await jobs.claim_lanes(new_uuid(), 10, CAPPED) == ([], [("full", None)])
 
 
+async def test_who_fills_a_limit_is_told_that_it_is_full(jobs: JobTable) -> None:
+    await capped(jobs, 3)
+    for room, note in (2, "more"), (1, "full"):
+        _, notes = await jobs.claim_lanes(new_uuid(), room, CAPPED)
+        assert notes == [(note, None)]
+
+
 async def test_a_limit_of_nothing_runs_nothing(jobs: JobTable) -> None:
     await capped(jobs, 0)
     assert await jobs.claim_lanes(new_uuid(), 10, CAPPED) == ([], [("full", None)])
@@ -68,8 +74,8 @@ async def test_a_gate_that_was_never_set_lets_nothing_through(jobs: JobTable) ->
 
 
 async def test_of_several_gates_the_fullest_decides_and_every_one_counts(jobs: JobTable) -> None:
-    await jobs.gate("q:default", 9)
-    await jobs.gate("r:shared", 2)
+    await jobs.gate("q:default", 2)
+    await jobs.gate("r:shared", 9)  # gates are gone through in their order: the fullest is neither first nor last
     await capped(jobs, 5)
     unit = CAPPED | {"gates": ["a:succeed", "r:shared", "q:default"]}
     claimed, _ = await jobs.claim_lanes(new_uuid(), 10, unit)
@@ -113,7 +119,7 @@ async def test_a_claim_that_breaks_off_leaves_no_trace(jobs: JobTable) -> None:
 
 
 ENDS: dict[str, tuple[Any, ...]] = {
-    "settle_succeeded": ([0.1] * 3, [None] * 3),
+    "settle_succeeded": ([0.1] * 3, [None] * 3, *NO_CLAIM),
     "settle_failed": (
         [0.1] * 3,
         ["E"] * 3,
@@ -147,7 +153,7 @@ async def test_a_stale_writer_gives_nothing_back(jobs: JobTable) -> None:
     (job,) = await capped(jobs, 1, 1)
     await jobs.claim_lanes(new_uuid(), 1, CAPPED)
     for end, arguments in ENDS.items():
-        await jobs.conn.fetch(jobs.worker_sql[end], [job], [0], *(column[:1] for column in arguments))
+        await jobs.conn.fetch(jobs.worker_sql[end], [job], [0], *(column and column[:1] for column in arguments))
         assert await jobs.held() == {"a:succeed": 1}, end
 
 
@@ -167,10 +173,10 @@ async def test_a_lowered_limit_admits_nobody_until_enough_have_ended(jobs: JobTa
     claimed, _ = await jobs.claim_lanes(new_uuid(), 10, CAPPED)
     await jobs.gate("a:succeed", 2)
     for left, job in zip((4, 3, 2), claimed, strict=False):
-        await jobs.conn.fetch(jobs.worker_sql.settle_succeeded, [job["id"]], [1], [0.1], [None])
+        await jobs.succeed(job["id"])
         assert await jobs.claim_lanes(new_uuid(), 10, CAPPED) == ([], [("full", None)])
         assert await jobs.held() == {"a:succeed": left}
-    await jobs.conn.fetch(jobs.worker_sql.settle_succeeded, [claimed[3]["id"]], [1], [0.1], [None])
+    await jobs.succeed(claimed[3]["id"])
     assert len((await jobs.claim_lanes(new_uuid(), 10, CAPPED))[0]) == 1
 
 
@@ -185,7 +191,7 @@ async def test_a_count_that_is_wrong_is_repaired_and_a_right_one_left_alone(jobs
 
 
 @pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("settle", ["one by one", "together"])
+@pytest.mark.parametrize("settle", ["one by one", "together", "with the next claim"])
 async def test_claimers_at_once_never_pass_a_limit(jobs: JobTable, dsn: str, settle: str, count: int) -> None:
     slots = 3
     await capped(jobs, slots, count)
@@ -193,14 +199,25 @@ async def test_claimers_at_once_never_pass_a_limit(jobs: JobTable, dsn: str, set
     most = 0
     done: list[UUID] = []
 
-    async def claimer(conn: asyncpg.Connection) -> None:
+    def begun(claimed: list[asyncpg.Record]) -> list[UUID]:
         nonlocal most
+        ids = [job["id"] for job in claimed]
+        running.update(ids)
+        most = max(most, len(running))
+        return ids
+
+    async def claimer(conn: asyncpg.Connection) -> None:
         while len(done) < count:
             claimed, _ = await jobs.claim_lanes(new_uuid(), 5, CAPPED, conn=conn)
-            ids = [job["id"] for job in claimed]
-            running.update(ids)
-            most = max(most, len(running))
+            ids = begun(claimed)
             await asyncio.sleep(0)
+            while ids and settle == "with the next claim":
+                last = ids.pop()
+                running.discard(last)
+                done.append(last)
+                applied, claimed, _ = await jobs.relay((last, 1), new_uuid(), 5, CAPPED, conn=conn)
+                assert applied
+                ids += begun(claimed)
             for part in [[job] for job in ids] if settle == "one by one" else [ids] * bool(ids):
                 running.difference_update(part)  # before the settlement: others may claim as it commits
                 done.extend(part)
@@ -228,7 +245,7 @@ async def test_one_job_of_an_identity_runs_at_a_time_in_order(jobs: JobTable) ->
         claimed, _ = await jobs.claim_lanes(new_uuid(), 10, SERIAL)
         assert [job["id"] for job in claimed] == [expected]
         assert (await jobs.claim_lanes(new_uuid(), 10, SERIAL))[0] == []
-        await jobs.conn.fetch(jobs.worker_sql.settle_succeeded, [expected], [1], [0.1], [None])
+        await jobs.succeed(expected)
     assert await jobs.counts() == {"succeeded": 3}
 
 

@@ -78,6 +78,12 @@ BATCHES = (UUID(int=1), UUID(int=2))
 LANES = ("", "", "", CAPPED, "i:succeed\x1fx", "i:succeed\x1fy")
 """The lanes of jobs, one after the other: plain, of an actor with a limit, of two identities."""
 
+LIMITED: tuple[dict[str, Any], ...] = (
+    {"kind": "lane", "lane": CAPPED, "gates": [CAPPED]},
+    {"kind": "serial", "actor": "succeed"},
+)
+"""What is claimed from the lanes with limits."""
+
 Token = tuple[UUID, int]
 """Who once held a job: (job id, epoch)."""
 
@@ -264,11 +270,11 @@ class Life(RuleBasedStateMachine):
             self.cap = cap
             self.sql("update {s}.actor_config set max_concurrent = $1 where actor = 'capped'", cap)
         worker = data.draw(st.sampled_from(self.workers))
-        units = (
-            {"kind": "lane", "lane": CAPPED, "gates": [CAPPED]},
-            {"kind": "serial", "actor": "succeed"},
-        )
-        claimed, _ = self.run(self.table.claim_lanes(worker, room, *units))
+        claimed, _ = self.run(self.table.claim_lanes(worker, room, *LIMITED))
+        self.claimed_limited(worker, room, claimed)
+
+    def claimed_limited(self, worker: UUID, room: int, claimed: list[Any]) -> None:
+        """Move the jobs that a worker has claimed of what is limited: as many as may run, in their order."""
         found = Counter(self.jobs[record["id"]].lane for record in claimed)
         capped = min(room, max(0, self.cap - self.running(CAPPED)), len(self.able(CAPPED)))
         free = [lane for lane in LANES if lane.startswith("i:") and not self.running(lane) and self.able(lane)]
@@ -300,7 +306,24 @@ class Life(RuleBasedStateMachine):
         token = self.writer(data)
         if job := self.held(token):
             self.moves(job, "succeed", "succeeded")
-        self.settle("settle_succeeded", token, 0.1, "1")
+        applied = self.run(self.table.succeed(token[0], epoch=token[1], result="1"))
+        assert (applied == [token[0]]) is bool(job)
+        self.check()
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data(), room=st.sampled_from([1, 2, 100]))
+    def succeed_and_claim(self, data: st.DataObject, room: int) -> None:
+        token = self.writer(data)
+        if job := self.held(token):
+            self.moves(job, "succeed", "succeeded")
+        worker = data.draw(st.sampled_from(self.workers))
+        applied, claimed, _ = self.run(self.table.relay(token, worker, room, *LIMITED))
+        assert applied is bool(job)
+        if applied:
+            self.claimed_limited(worker, room, claimed)
+        else:
+            assert claimed == []
+            self.check()
 
     @precondition(lambda self: self.tokens)
     @rule(

@@ -167,7 +167,7 @@ async def test_a_limited_actor_keeps_its_pace_beside_a_full_queue(jobs: JobTable
                 lambda wanted=number: runs if len(runs := _runs(harness, "plain")) == wanted else None, 30
             )
             last = limited_runs[-1]
-            await jobs.conn.fetchval(jobs.worker_sql.settle_succeeded, [last.job_id], [last.epoch], [0.0], [None])
+            await jobs.succeed(last.job_id, epoch=last.epoch)
             harness.producer.freed(last)
         assert len(harness.taken) < 20_000, "the limited ones waited for the end of all others"
     await taker

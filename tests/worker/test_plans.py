@@ -21,6 +21,7 @@ from taskqd.storage.connect import connect
 from taskqd.storage.migrate import migrate_up
 from taskqd.storage.statements import load
 from taskqd.worker.floors import BEGINNING
+from taskqd.worker.lane_claims import NO_CLAIM
 from tests.postgres import Server
 
 ROWS = 100_000
@@ -52,7 +53,7 @@ CASES: dict[str, tuple[str, tuple[Any, ...], str]] = {
         "jobs_claim",
     ),
     "renew": ("worker", (*PAIRS, SECONDS, 60.0, 58.0), "jobs_pkey"),
-    "settle_succeeded": ("worker", (*PAIRS, SECONDS, TEXTS), "jobs_pkey"),
+    "settle_succeeded": ("worker", (*PAIRS, SECONDS, TEXTS, *NO_CLAIM), "jobs_pkey"),
     "settle_failed": (
         "worker",
         (*PAIRS, SECONDS, TEXTS, TEXTS, TEXTS, ["transient"] * 256, [None] * 256, [None] * 256),
@@ -71,6 +72,8 @@ CASES: dict[str, tuple[str, tuple[Any, ...], str]] = {
 
 def literal(value: Any) -> str:
     """Write a value as SQL of no type yet."""
+    if value is None:
+        return "null"
     if isinstance(value, list):
         return "'{" + ",".join("null" if item is None else f'"{_text(item)}"' for item in value) + "}'"
     return f"'{_text(value)}'"

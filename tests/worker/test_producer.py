@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -31,13 +32,14 @@ class Harness:
         self.given_back: list[Attempt] = []
         self.errors: list[BaseException] = []
         self.slots = Slots(size, lambda: self.producer.room_made())
+        self.leases = Leases()
         self.producer = Producer(
             pool,
             schema,
             REFS,
             queues,
             self.slots,
-            Leases(),
+            self.leases,
             worker_id=new_uuid(),
             lock_lease=60.0,
             poll_interval=poll_interval,
@@ -118,6 +120,7 @@ class Spy:
 
     def __init__(self, pool: Any) -> None:
         self.sent: list[str] = []
+        self.on_sent: Callable[[str], None] = lambda _text: None
         self._pool = pool
 
     def __getattr__(self, name: str) -> Any:
@@ -125,6 +128,7 @@ class Spy:
 
     async def fetch(self, query: str, *args: Any, **options: Any) -> Any:
         self.sent.append(query)
+        self.on_sent(query)
         return await self._pool.fetch(query, *args, **options)
 
 
@@ -138,10 +142,13 @@ async def test_who_is_woken_claims_first_where_jobs_were_found_before(jobs: JobT
         await eventually(lambda: spy.sent[-1] != jobs.worker_sql.claim)  # it sleeps, or is about to
         await asyncio.sleep(0.1)
         spy.sent.clear()
+        taken_by: list[int] = []
+        spy.on_sent = lambda _text: taken_by.append(len(harness.taken))
         harness.producer.woken()
         await eventually(lambda: len(harness.taken) == 2)
         assert spy.sent[0] == jobs.worker_sql.claim
         await eventually(lambda: jobs.worker_sql.heads in spy.sent)  # and looks everywhere then
+        assert taken_by[:2] == [1, 2], "what was found begins before anything else is asked"
         await jobs.plant(priority="5")
         harness.producer.woken()
         await eventually(lambda: len(harness.taken) == 3)

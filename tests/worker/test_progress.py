@@ -29,7 +29,7 @@ async def test_the_attempt_that_holds_the_job_writes_and_nobody_else(jobs: JobTa
     await store(jobs, job, 1)
     row = await jobs.row(job)
     assert (row["progress_seq"], row["progress_state"], row["status"]) == (5, '{"step": "x"}', "running")
-    await jobs.conn.fetchval(jobs.worker_sql.settle_succeeded, [job], [1], [0.1], [None])
+    await jobs.succeed(job)
     await store(jobs, job, 1, seq=6)
     assert (await jobs.row(job))["progress_seq"] == 5
 

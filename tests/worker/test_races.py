@@ -23,7 +23,7 @@ LAPSED = "clock_timestamp() - interval '1 second'"
 
 async def succeed(jobs: JobTable, conn: asyncpg.Connection, job: UUID, epoch: int = 1) -> bool:
     """Settle an attempt; answer whether that applied."""
-    return bool(await conn.fetchval(jobs.worker_sql.settle_succeeded, [job], [epoch], [0.1], [None]))
+    return bool(await jobs.succeed(job, epoch=epoch, conn=conn))
 
 
 async def hand_back(jobs: JobTable, conn: asyncpg.Connection, job: UUID, epoch: int = 1) -> bool:

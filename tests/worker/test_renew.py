@@ -97,7 +97,7 @@ async def test_another_epoch_renews_nothing_and_is_reported(jobs: JobTable, epoc
 
 async def test_what_has_ended_or_was_handed_back_or_is_gone_is_reported(jobs: JobTable) -> None:
     ended, back, mine = await near_end(jobs, 3, heartbeat_timeout="interval '1 hour'")
-    await jobs.conn.fetchval(jobs.worker_sql.settle_succeeded, [ended], [1], [0.1], [None])
+    await jobs.succeed(ended)
     await jobs.conn.fetchrow(jobs.worker_sql.settle_released, [back], [1], [None], ["unstarted"])
     gone = new_uuid()
     before = [dict(await jobs.row(job)) for job in (ended, back)]

@@ -9,6 +9,7 @@ import asyncpg
 import pytest
 
 from taskqd.domain.ids import new_uuid
+from taskqd.worker.lane_claims import NO_CLAIM
 from tests.jobs import JobTable
 from tests.support import eventually
 
@@ -21,8 +22,9 @@ class Settlement:
         self.counts: asyncpg.Record | None = None
 
     async def succeeded(self, *pairs: tuple[UUID, int], result: str | None = '"fine"') -> set[UUID]:
+        seconds, results = [1.5] * len(pairs), [result] * len(pairs)
         applied = await self.jobs.conn.fetchval(
-            self.jobs.worker_sql.settle_succeeded, *_columns(pairs), [1.5] * len(pairs), [result] * len(pairs)
+            self.jobs.worker_sql.settle_succeeded, *_columns(pairs), seconds, results, *NO_CLAIM
         )
         return set(applied or ())
 

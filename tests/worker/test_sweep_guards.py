@@ -60,7 +60,7 @@ async def test_a_worker_that_holds_a_row_is_not_forgotten_at_its_end(jobs: JobTa
     workers = f'select count(*) from "{jobs.schema}".workers'
     await jobs.conn.execute(jobs.worker_sql.unregister_worker, worker)
     assert await jobs.conn.fetchval(workers) == 1
-    await jobs.conn.fetchval(jobs.worker_sql.settle_succeeded, [job], [1], [0.1], [None])
+    await jobs.succeed(job)
     await jobs.conn.execute(jobs.worker_sql.unregister_worker, worker)
     assert await jobs.conn.fetchval(workers) == 0
 
@@ -148,7 +148,7 @@ async def test_a_count_that_is_too_low_stops_no_settlement(jobs: JobTable) -> No
     (job,) = await capped(jobs, 3, 1)
     await jobs.claim_lanes(await jobs.register(), 1, CAPPED)
     await jobs.conn.execute(f'update "{jobs.schema}".gates set held = 0')
-    assert await jobs.conn.fetchval(jobs.worker_sql.settle_succeeded, [job], [1], [0.1], [None]) == [job]
+    assert await jobs.succeed(job) == [job]
     assert await jobs.held() == {"a:succeed": 0}
 
 

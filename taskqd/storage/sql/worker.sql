@@ -255,7 +255,8 @@ from locked l where j.id = any(array[l.id])
 -- Ends attempts well. Answers the ids it applied to; the caller asks `settle_state` about the rest. Primary key of
 -- jobs: no index predicate is repeated, so no statistics can turn this into a walk over the running index. The lateral
 -- lock and the join by ctid leave the planner one way. A row that somebody renewed since this statement began is
--- missed, and still this attempt's.
+-- missed, and still this attempt's. What it gave back is claimed again in the same transaction, where $5 to $9 are the
+-- arguments of `claim_lanes`, which answers after it and waits for no lock that somebody else could hold longer.
 with given as materialized (
     select * from unnest($1::uuid[], $2::int[], $3::float8[], $4::text[]) as g(id, epoch, run_seconds, result)
 ), locked as materialized (
@@ -276,13 +277,22 @@ with given as materialized (
         idempotency_freed = j.unique_while_active
     from locked l where j.ctid = l.ctid
     returning j.id, j.batch_id, l.held_gates
+), ended as materialized (
+    select array_agg(id) as ids,
+        (select {schema}.free_gates((select array_agg(gate) from settled cross join lateral unnest(held_gates) gate))
+         where exists (select from settled where held_gates is not null)),
+        (select {schema}.count_batches(array_agg(s.batch_id), array_agg('running'::{schema}.job_status), array_agg('succeeded'::{schema}.job_status))
+         from settled s where s.batch_id is not null)
+    from settled
 )
-select array_agg(id),
-    (select {schema}.free_gates((select array_agg(gate) from settled cross join lateral unnest(held_gates) gate))
-     where exists (select from settled where held_gates is not null)),
-    (select {schema}.count_batches(array_agg(s.batch_id), array_agg('running'::{schema}.job_status), array_agg('succeeded'::{schema}.job_status))
-     from settled s where s.batch_id is not null)
-from settled
+select e.ids, c.*
+from ended e left join lateral (
+    select unit, note, lane, id, epoch, actor, payload, attempt, route, priority, scheduled_at, batch_id, start_to_close,
+        progress_state, progress_seq
+    -- what the function does it has done when its rows are filtered: without units it does nothing
+    from {schema}.claim_lanes($5::int, $6::uuid, $7::float8, $8::text[], case when e.ids is not null then $9::jsonb end)
+    where $9::jsonb is not null
+) c on true
 
 -- name: settle_failed
 -- Ends attempts badly: each waits for its next attempt where it may have one, else its job fails, or is cancelled where

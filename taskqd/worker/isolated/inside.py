@@ -111,8 +111,6 @@ class _Process(Wakes):
 
     # -- what a consumer needs ----------------------------------------------------------------------
 
-    has_room = True
-
     def submit(self, outcome: Outcome) -> None:
         """Tell the worker what became of the attempt."""
         self._tell_progress()

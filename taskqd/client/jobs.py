@@ -121,11 +121,13 @@ class Jobs:
         _check_items(items, MAX_BATCH, "a batch")
         batch = _batch_id(batch_id)
         self._opener.check(batch, finalizer, failure_policy)
+        carried = connection is None and self._wake.may_be_carried()
         async with transaction_on(self._pool if connection is None else connection) as own:
-            outcome, held = await self._insert_batch(own, items, batch, failure_policy)
+            outcome, held = await self._insert_batch(own, items, batch, failure_policy, wake=carried)
             if finalizer is not None and held is None:
                 held = await self._opener.finalize(own, batch, finalizer)
-        await self._woken(connection)
+        if not carried:
+            await self._woken(connection)
         enqueued = outcome.in_order()
         handles = [JobHandle(one.job_id, one.actor, self._reader, was_existing=one.was_existing) for one in enqueued]
         handle = BatchHandle(batch, handles, self._reader, len(handles), self._finalizer(finalizer, held))
@@ -201,10 +203,16 @@ class Jobs:
         return count
 
     async def _insert_batch(
-        self, connection: Connection, items: Sequence[EnqueueItem], batch: UUID, policy: AbortBatchAfter | None
+        self,
+        connection: Connection,
+        items: Sequence[EnqueueItem],
+        batch: UUID,
+        policy: AbortBatchAfter | None,
+        *,
+        wake: bool = False,
     ) -> tuple[Outcome, UUID | None]:
         """Insert items of a batch; return what became of them, and the finalizer that the batch has already."""
-        outcome = await self._enqueuer.insert(connection, items, batch_id=batch)
+        outcome = await self._enqueuer.insert(connection, items, batch_id=batch, wake=wake)
         if not outcome.enqueued:
             return outcome, None
         return outcome, await self._opener.open(connection, batch, items[0], outcome.new, policy)

@@ -13,9 +13,9 @@ from taskqd.storage.statements import load
 
 SPACING = 0.02
 """Seconds between two notifications: a NOTIFY in every transaction costs four fifths of the enqueue rate."""
-RARE = 0.1
+RARE = 0.04
 """Seconds without a notification after which a commit may carry the next one itself: that reaches a worker a round trip
-sooner, and holds the one lock that all who notify share for as long as the commit takes."""
+sooner, and holds the one lock that all who notify share for as long as the commit takes, most often a millisecond."""
 FLUSH_TIMEOUT = 5.0
 """Seconds that closing may spend on a notification that is still owed."""
 

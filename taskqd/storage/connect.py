@@ -231,6 +231,7 @@ async def create_pool(
     max_cached_statement_lifetime: float = _STATEMENT_LIFETIME,
     is_pooled: bool = False,
     pinned: bool = False,
+    planned_once: bool = False,
     max_inactive: float = 300.0,
     timeout: float = 10.0,
     login: Login | None = None,
@@ -241,13 +242,15 @@ async def create_pool(
 
     ``is_pooled`` says that a pooler such as PgBouncer stands in between: statements are then not cached, and
     no session setting but the application name is sent, because it would be refused. ``pinned`` has no effect
-    behind one; pin there with ``SET LOCAL``. ``max_inactive`` (s) closes idle connections above the minimum;
-    0 never does. ``transactions_only`` is for sessions that do nothing outside of transactions: what earlier users left
-    in the session is reset with the next ``begin`` and not by a round trip of its own. Each connection asks ``login``
+    behind one; pin there with ``SET LOCAL``. ``planned_once`` is for sessions whose statements have one plan, which the
+    planner would make anew each time that it expects fewer rows than usual. ``max_inactive`` (s) closes idle
+    connections above the minimum; 0 never does. ``transactions_only`` is for sessions that do nothing outside of
+    transactions: what earlier users left in the session is reset with the next ``begin``. Each connection asks ``login``
     anew. Errors are those of :func:`connect`.
     """
     parse_dsn(dsn)
     name = application_name(schema, group, role)
+    planning = {"plan_cache_mode": "force_generic_plan"} if planned_once else {}
     try:
         return await asyncpg.create_pool(
             dsn,
@@ -258,8 +261,8 @@ async def create_pool(
             command_timeout=command_timeout,
             statement_cache_size=0 if is_pooled else statement_cache_size,
             max_cached_statement_lifetime=0 if is_pooled else math.ceil(max_cached_statement_lifetime),
-            server_settings={"application_name": name} if is_pooled else _settings(name, pinned=pinned),
-            reset=_keep_session if pinned or transactions_only else None,
+            server_settings={"application_name": name} if is_pooled else _settings(name, pinned=pinned) | planning,
+            reset=_keep_session,
             connection_class=_ResetAtBegin if transactions_only else asyncpg.Connection,
             connect=None if login is None else partial(_open, login),
         )

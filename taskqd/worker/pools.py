@@ -44,6 +44,7 @@ async def open_pools(
             command_timeout=settings.dispatcher_command_timeout,
             max_inactive=settings.pool_max_inactive_lifetime,
             pinned=True,
+            planned_once=True,
             login=login,
         ),
         on_retry=on_retry,

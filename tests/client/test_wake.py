@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import asyncpg
 import pytest
 
 from taskqd import EnqueueItem, TaskQ
-from taskqd.client.wake import SPACING, WakeSender
+from taskqd.client.wake import RARE, SPACING, WakeSender
 from tests.client.actors import Number, double
 from tests.client.conftest import Wakes
 from tests.support import eventually
@@ -20,6 +21,23 @@ async def test_an_enqueue_wakes(tq: TaskQ, wakes: Wakes) -> None:
     await eventually(lambda: wakes.seen == 1)
     await tq.enqueue_batch([EnqueueItem(actor_ref=double, payload=Number())])
     await eventually(lambda: wakes.seen == 2)
+
+
+async def test_a_rare_enqueue_wakes_by_its_own_commit(dsn: str, schema: str, wakes: Wakes) -> None:
+    async with asyncpg.create_pool(dsn, min_size=1, max_size=2) as pool:
+        counted = CountsNotifications(pool)
+        async with TaskQ(pool=counted, schema=schema) as tq:
+            for number, enqueue in enumerate(
+                (
+                    lambda: tq.enqueue(double, Number()),
+                    lambda: tq.enqueue_batch([EnqueueItem(actor_ref=double, payload=Number())]),
+                ),
+                1,
+            ):
+                await asyncio.sleep(2 * RARE)
+                await enqueue()
+                await eventually(lambda wanted=number: wakes.seen == wanted)
+            assert counted.sent == 0
 
 
 async def test_many_enqueues_share_spaced_wake_ups_and_the_last_is_followed_by_one(tq: TaskQ, wakes: Wakes) -> None:
@@ -82,6 +100,21 @@ async def test_a_pool_without_a_free_connection_does_not_hold_up_closing(
         await sender.close()
         assert time.monotonic() - started < 10
     assert isinstance(failures[-1], TimeoutError)
+
+
+class CountsNotifications:
+    """A pool that counts what is only executed."""
+
+    def __init__(self, pool: asyncpg.Pool) -> None:
+        self._pool = pool
+        self.sent = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    async def execute(self, sql: str) -> None:
+        self.sent += 1
+        await self._pool.execute(sql)
 
 
 class FailsOnce:

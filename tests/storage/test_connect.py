@@ -203,6 +203,37 @@ async def test_a_pool_sets_each_connection_and_caches_statements(dsn: str) -> No
             assert await conn.fetchval("select count(*) from pg_prepared_statements") > 0
 
 
+async def test_what_is_planned_once_is_not_planned_anew_for_few_rows(dsn: str) -> None:
+    sort = "select * from unnest($1::int[]) n order by n"
+    for planned_once in (True, False):
+        pool = await storage.create_pool(
+            dsn,
+            role="dispatch",
+            schema="taskq",
+            group="",
+            min_size=1,
+            max_size=1,
+            command_timeout=5,
+            planned_once=planned_once,
+        )
+        async with pool:
+            for _ in range(10):
+                await pool.fetch(sort, [1])
+            anew = "select custom_plans from pg_prepared_statements where statement = $1"
+            assert (await pool.fetchval(anew, sort) == 0) is planned_once
+
+
+async def test_a_release_costs_no_round_trip(dsn: str) -> None:
+    pool = await storage.create_pool(
+        dsn, role="client", schema="taskq", group="", min_size=1, max_size=1, command_timeout=5
+    )
+    async with pool:
+        last = "select query from pg_stat_activity where application_name = 'taskqd/taskq//client'"
+        await pool.fetchval("select 'ours'")
+        async with connected(dsn) as other:
+            assert await other.fetchval(last) == "select 'ours'"
+
+
 async def test_behind_a_pooler_nothing_is_cached_and_nothing_set_but_the_name(dsn: str) -> None:
     pool = await storage.create_pool(
         dsn,

@@ -245,8 +245,8 @@ async def create_pool(
     behind one; pin there with ``SET LOCAL``. ``planned_once`` is for sessions whose statements have one plan, which the
     planner would make anew each time that it expects fewer rows than usual. ``max_inactive`` (s) closes idle
     connections above the minimum; 0 never does. ``transactions_only`` is for sessions that do nothing outside of
-    transactions: what earlier users left in the session is reset with the next ``begin``. Each connection asks ``login``
-    anew. Errors are those of :func:`connect`.
+    transactions: what earlier users left in the session is reset with the next ``begin``. Each connection asks
+    ``login`` anew. Errors are those of :func:`connect`.
     """
     parse_dsn(dsn)
     name = application_name(schema, group, role)

@@ -11,6 +11,7 @@ from taskqd.storage.connect import connect
 from taskqd.storage.statements import load
 from taskqd.worker.completer import GROUP
 from taskqd.worker.floors import BEGINNING
+from taskqd.worker.lane_claims import NO_CLAIM
 
 JOBS = 50_000
 
@@ -40,8 +41,9 @@ async def wal_of_statements(ground: Ground) -> float:
             ids = sorted(row["id"] for row in rows)
             last = rows[-1]
             key = (last["scheduled_at"], last["id"])
-            await session.fetch(sql.settle_succeeded, ids, [1] * len(ids), [0.0] * len(ids), [None] * len(ids))
-            done += len(ids)
+            count = len(ids)
+            await session.fetch(sql.settle_succeeded, ids, [1] * count, [0.0] * count, [None] * count, *NO_CLAIM)
+            done += count
         written = await _written(conn) - before
         await session.close()
         if done != jobs:

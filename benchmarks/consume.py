@@ -26,6 +26,7 @@ from benchmarks.noop import Payload
 from benchmarks.writing import write
 from taskqd.storage.migrate import migrate_up
 from taskqd.storage.statements import load
+from taskqd.worker.lane_claims import NO_CLAIM
 from tests.postgres import Server, embedded
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -152,7 +153,8 @@ async def pgbench(server: Server, jobs: int, concurrency: int, *, claims: bool) 
         number = f":i::int + :client_id::int * {each}"
         job = JOB.format(number)
         script, variables = [], ["--define=i=0"]
-    settle = _with(load("worker", SCHEMA).settle_succeeded, f"array[{job}]", "array[1]", "array[0.001]", "array[null]")
+    arguments = (f"array[{job}]", "array[1]", "array[0.001]", "array[null]", *("null" for _ in NO_CLAIM))
+    settle = _with(load("worker", SCHEMA).settle_succeeded, *arguments)
     insert = f"insert into {SCHEMA}.ledger (n) values ({number})"
     script += ["begin;", f"{insert};", f"{settle};", "commit;", "\\set i :i + 1"]
     with tempfile.NamedTemporaryFile("w", suffix=".sql", dir="/tmp") as file:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import statistics
 import time
 
 import asyncpg
@@ -15,7 +14,6 @@ from benchmarks.work import actors
 from taskqd import EnqueueItem, TaskQ
 
 ENQUEUED = 300
-COMMITS = 100
 PLAIN, LONG = actors[0], actors[3]
 SETTLE = 1.0
 """Seconds until workers that are up are idle."""
@@ -33,19 +31,6 @@ async def idle_latencies(ground: Ground) -> list[float]:
             await ground.seen_all(processes[0])
             (seen,) = await ground.finish(processes)
         return await latencies(conn, seen["times"])
-
-
-async def commit_time(ground: Ground) -> float:
-    """Return the median of the seconds that a commit of one row takes: a pick-up waits for two of them."""
-    async with ground.schema() as conn:
-        await conn.execute(f"create table {SCHEMA}.commits (at timestamptz)")
-        times = []
-        for _ in range(COMMITS):
-            began = time.monotonic()
-            await conn.execute(f"insert into {SCHEMA}.commits values (clock_timestamp())")
-            times.append(time.monotonic() - began)
-            await asyncio.sleep(0.01)
-    return statistics.median(times)
 
 
 async def latencies(conn: asyncpg.Connection, times: list[tuple[int, float]], of: str = "true") -> list[float]:

@@ -191,10 +191,10 @@ class Completer:
 
     async def _settle(self, kind: type[Outcome], outcomes: list[Outcome]) -> None:
         deadline = time.monotonic() + RETRY_BUDGET
-        for attempt, pause in enumerate((*RETRIES, None)):
+        for failures, pause in enumerate((*RETRIES, None)):
             try:
                 async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
-                    outcomes = await self._write(kind, outcomes, relays=attempt == 0)
+                    outcomes = await self._write(kind, outcomes, relays=failures == 0)
                     while outcomes:
                         await self._classify(outcomes[-1])
                         outcomes.pop()
@@ -216,11 +216,12 @@ class Completer:
         statement, columns = self._statement(kind, outcomes)
         relayed = False
         if kind is Succeeded:
+            applied = None
             if relays and any(outcome.attempt.lane for outcome in outcomes):
-                applied, relayed = await self._relayed(statement, columns, [outcome.attempt for outcome in outcomes])
-            else:
-                applied = await self._pool.fetchval(statement, *columns, *NO_CLAIM, timeout=self._command_timeout)
-            applied = applied or []
+                applied = await self._relayed(statement, columns, [outcome.attempt for outcome in outcomes])
+                relayed = applied is not None
+            if applied is None:
+                applied = await self._pool.fetchval(statement, *columns, *NO_CLAIM, timeout=self._command_timeout) or []
             statuses = ["succeeded"] * len(applied)
             self.succeeded += len(applied)
         else:
@@ -243,13 +244,20 @@ class Completer:
                 self._on_ended(outcome, status)
         return left
 
-    async def _relayed(
-        self, statement: str, columns: list[Any], attempts: list[Attempt]
-    ) -> tuple[list[UUID] | None, bool]:
-        """Write successes that give back what others wait for; True when those were claimed in the same commit."""
-        async with self._relay(attempts) as relay:
-            relay.records = await self._pool.fetch(statement, *columns, *relay.arguments, timeout=self._command_timeout)
-        return relay.records[0]["ids"], relay.carries
+    async def _relayed(self, statement: str, columns: list[Any], attempts: list[Attempt]) -> list[UUID] | None:
+        """Write successes that give back what others wait for, and claim for those in the same commit; None where
+        nothing may be claimed now, or the claim was refused and the successes with it."""
+        try:
+            async with self._relay(attempts) as relay:
+                if not relay.carries:
+                    return None
+                relay.records = await self._pool.fetch(
+                    statement, *columns, *relay.arguments, timeout=self._command_timeout
+                )
+        except asyncpg.PostgresError as error:
+            _log.info("claim-refused", jobs=len(attempts), error=type(error).__name__)
+            return None
+        return relay.records[0]["ids"] or []
 
     def _statement(self, kind: type[Outcome], outcomes: Sequence[Any]) -> tuple[str, list[Any]]:
         ids = [outcome.attempt.job_id for outcome in outcomes]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 from uuid import UUID
 
@@ -45,7 +44,6 @@ from taskqd.worker.idle import IdleWatch
 from taskqd.worker.injection import AutonomousWake, Injection
 from taskqd.worker.isolated.launch import Launched
 from taskqd.worker.isolated.runner import Isolation, orders_of
-from taskqd.worker.lane_claims import Relay
 from taskqd.worker.outcome import ISOLATED, UNSTARTED, Outcome, Released
 from taskqd.worker.pools import open_pools
 from taskqd.worker.producer import Producer
@@ -111,18 +109,6 @@ class Engine:
             command_timeout=settings.dispatcher_command_timeout,
             on_failure=loop_failed,
         )
-        self.completer = Completer(
-            dispatch_pool,
-            schema,
-            self._leases,
-            command_timeout=settings.dispatcher_command_timeout,
-            on_repended=self._woken,
-            before=self._progress.store_last,
-            on_ended=self._ended,
-            on_freed=self._freed,
-            relay=self._relay,
-            on_backlog=self.slots.hold,
-        )
         self.producer = Producer(
             dispatch_pool,
             schema,
@@ -136,6 +122,18 @@ class Engine:
             command_timeout=settings.dispatcher_command_timeout,
             release=lambda attempts: self.hand_back(attempts, UNSTARTED),
             on_failure=loop_failed,
+        )
+        self.completer = Completer(
+            dispatch_pool,
+            schema,
+            self._leases,
+            command_timeout=settings.dispatcher_command_timeout,
+            on_repended=self.producer.woken,
+            before=self._progress.store_last,
+            on_ended=self._ended,
+            on_freed=self.producer.freed,
+            relay=self.producer.relay,
+            on_backlog=self.slots.hold,
         )
         self._wake = WakeSender(worker_pool, schema, loop_failed)
         enqueuer = Enqueuer(
@@ -212,7 +210,7 @@ class Engine:
                 settings.direct_dsn(),
                 schema,
                 group,
-                {wake_channel(schema): self._woken, cancel_channel(schema): self.heartbeat.beat_soon},
+                {wake_channel(schema): self.producer.woken, cancel_channel(schema): self.heartbeat.beat_soon},
                 on_failure=loop_failed,
                 check_interval=settings.notify_health_check_interval,
                 setup_timeout=settings.notify_listener_setup_timeout,
@@ -361,15 +359,6 @@ class Engine:
 
     def _room_made(self) -> None:
         self.producer.room_made()
-
-    def _freed(self, attempt: Attempt) -> None:
-        self.producer.freed(attempt)
-
-    def _relay(self, attempts: Sequence[Attempt]) -> AbstractAsyncContextManager[Relay]:
-        return self.producer.relay(attempts)
-
-    def _woken(self) -> None:
-        self.producer.woken()
 
     def _apply_pause(self) -> None:
         if not self._draining:

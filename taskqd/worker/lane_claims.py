@@ -27,12 +27,14 @@ class Relay:
     ``arguments`` are those of ``settle_succeeded`` for it.
     """
 
-    __slots__ = ("arguments", "records")
+    __slots__ = ("arguments", "left_some", "records")
 
     def __init__(self, arguments: tuple[Any, ...] = NO_CLAIM) -> None:
         self.arguments = arguments
         self.records: Sequence[Any] = ()
         """What the settlement answered."""
+        self.left_some = False
+        """True once it claimed, and left something that may be claimed at once."""
 
     @property
     def carries(self) -> bool:
@@ -65,7 +67,7 @@ class LaneClaims:
         self._command_timeout = command_timeout
         self._turn = asyncio.Lock()
         self.lanes = Lanes()
-        self.more = False
+        self.left_some = False
         """True once a claim left something that may be claimed at once."""
         self.claimed = 0
         """Rows claimed since the start."""
@@ -84,7 +86,9 @@ class LaneClaims:
             except (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError):
                 self.lanes.contended(units)
                 return 0
-            return self._take(units, map(tuple, records))
+            got, left_some = self._take(units, map(tuple, records))
+            self.left_some |= left_some
+            return got
 
     @asynccontextmanager
     async def relay(self, attempts: Sequence[Attempt], rules: Rules) -> AsyncIterator[Relay]:
@@ -103,7 +107,7 @@ class LaneClaims:
             except BaseException:
                 self.lanes.contended(units)
                 raise
-            self._take(units, (tuple(record)[1:] for record in relay.records))
+            _, relay.left_some = self._take(units, (tuple(record)[1:] for record in relay.records))
 
     async def wait(self, timeout: float) -> None:
         """Wait until the claim under way has ended, for ``timeout`` seconds at most."""
@@ -114,13 +118,14 @@ class LaneClaims:
     def _arguments(self, room: int, units: Sequence[Unit], rules: Rules) -> tuple[Any, ...]:
         return (room, self._worker_id, self._lock_lease, rules.plain, self.lanes.requests(units))
 
-    def _take(self, units: Sequence[Unit], rows: Iterable[tuple[Any, ...]]) -> int:
+    def _take(self, units: Sequence[Unit], rows: Iterable[tuple[Any, ...]]) -> tuple[int, bool]:
         taken: list[list[Attempt]] = [[] for _ in units]
+        left_some = False
         for number, note, lane, job_id, epoch, actor, payload, tried, route, _, scheduled_at, *rest in rows:
             if number is None:
                 continue  # a settlement that carried nothing, or applied to nothing
             if job_id is None:
-                self.more |= self.lanes.noted(units[number], note, lane, taken[number])
+                left_some |= self.lanes.noted(units[number], note, lane, taken[number])
                 continue
             attempt = Attempt(job_id, epoch, self._registry[actor], payload, tried, route, scheduled_at, *rest)
             attempt.lane = lane
@@ -134,7 +139,7 @@ class LaneClaims:
             self._slots.put(attempts, first=unit.kind != "fair" or bool(unit.gates))
         got = sum(map(len, taken))
         self.claimed += got
-        return got
+        return got, left_some
 
 
 def _in_turns(attempts: Sequence[Attempt]) -> list[Attempt]:

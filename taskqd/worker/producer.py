@@ -148,6 +148,8 @@ class Producer:
             return
         async with self._lane_claims.relay(attempts, self._rules) as relay:
             yield relay
+        if relay.left_some:
+            self.loop.wake()
 
     async def _step(self) -> float | None:
         self.polls += 1
@@ -176,7 +178,7 @@ class Producer:
         self._found(got)
         if glances and got < room:
             return self._pause()
-        self._drained = got < room and from_beginning and not self._lane_claims.more
+        self._drained = got < room and from_beginning and not self._lane_claims.left_some
         if not self._drained:
             if got < room:
                 self._floors.want_rescan()
@@ -238,7 +240,7 @@ class Producer:
     async def _claim(self, room: int) -> int:
         """Claim up to ``room`` rows into the local queue and return how many it was."""
         began = time.monotonic()
-        self._lane_claims.more = False
+        self._lane_claims.left_some = False
         if self._rules_age >= MAX_AGE:
             await self._read_rules()
         rescan = self._floors.rescan_due

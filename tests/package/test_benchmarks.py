@@ -6,6 +6,7 @@ import asyncpg
 import pytest
 
 from benchmarks import backlog, bare, promotion, ticks
+from benchmarks.echo import bare_latencies
 from benchmarks.ground import Ground
 from benchmarks.table import Table
 from tests.postgres import Server
@@ -18,6 +19,13 @@ async def test_a_drain_is_measured(server: Server, deployed: bool) -> None:
     assert drained.jobs == 500, "whatever was retried or put off"
     assert drained.rate > 0
     assert drained.cpu > 0
+
+
+async def test_the_least_that_a_pick_up_waits_for_is_measured(server: Server) -> None:
+    ground = Ground(server, rounds=1, quick=True, deployed=False, concurrency=8)
+    seconds = await bare_latencies(ground, 5)
+    assert len(seconds) == 5
+    assert 0 < seconds[0] <= seconds[-1] < 10
 
 
 async def test_the_bytes_of_the_statements_alone_are_measured(server: Server) -> None:

@@ -251,16 +251,17 @@ async def test_nothing_outlives_the_worker(fleet: Fleet, tq: TaskQ, jobs: JobTab
     assert not more
     started = [int(pid) for line in fleet.executions("started") for pid in line.key.split()]
     assert len(started) == 3
+    all_of_them = (zygote.pid, *started, *(one.pid for one in executions))
     worker.signal(number)
     code = worker.wait()
     if number is signal.SIGKILL:
-        wait_until(lambda: gone(zygote.pid))
+        wait_until(lambda: gone(*all_of_them))
     else:
         assert code == 0
         rows = [await handle.row() for handle in handles]
         assert [(row.status, row.attempt, row.interrupt_count) for row in rows] == [("pending", 1, 1)] * 4
         assert await jobs.conn.fetchval(f'select count(*) from "{jobs.schema}".workers') == 0
-    assert gone(zygote.pid, *started, *(one.pid for one in executions))
+        assert gone(*all_of_them)
 
 
 async def test_an_idle_worker_is_gone_at_once(fleet: Fleet) -> None:

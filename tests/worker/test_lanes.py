@@ -312,13 +312,35 @@ async def test_a_walk_over_many_identities_says_where_it_stopped(jobs: JobTable)
     assert len(seen) + len(left) == 1000
 
 
-async def test_claimers_at_once_never_run_two_of_an_identity(jobs: JobTable, dsn: str) -> None:
+@pytest.mark.parametrize("settle", ["together", "with the next claim"])
+async def test_claimers_at_once_never_run_two_of_an_identity(jobs: JobTable, dsn: str, settle: str) -> None:
     identities, each = 20, 15
     for identity in range(identities):
         await jobs.plant(each, **serial(str(identity)))
     running: set[str] = set()
     order: dict[str, list[UUID]] = {}
     met = 0
+
+    def begun(claimed: list[asyncpg.Record]) -> list[asyncpg.Record]:
+        for job in claimed:
+            assert job["lane"] not in running
+            running.add(job["lane"])
+            order.setdefault(job["lane"], []).append(job["id"])
+        return claimed
+
+    async def settled_with_a_claim(conn: asyncpg.Connection, mine: list[asyncpg.Record]) -> None:
+        nonlocal met
+        while mine:
+            last = mine.pop()
+            running.discard(last["lane"])
+            try:
+                applied, claimed, _ = await jobs.relay((last["id"], 1), new_uuid(), 4, SERIAL, conn=conn)
+                mine += begun(claimed)
+            except (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError):
+                met += 1
+                applied = False
+            if not applied:  # another claimer looked at its row, or was at its identity
+                await settled(jobs, conn, [last["id"]])
 
     async def claimer(conn: asyncpg.Connection) -> None:
         nonlocal met
@@ -328,13 +350,13 @@ async def test_claimers_at_once_never_run_two_of_an_identity(jobs: JobTable, dsn
             except (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError):
                 met += 1
                 continue
-            for job in claimed:
-                assert job["lane"] not in running
-                running.add(job["lane"])
-                order.setdefault(job["lane"], []).append(job["id"])
+            begun(claimed)
             await asyncio.sleep(0)
-            running.difference_update(job["lane"] for job in claimed)
-            await settled(jobs, conn, [job["id"] for job in claimed])
+            if settle == "with the next claim":
+                await settled_with_a_claim(conn, claimed)
+            else:
+                running.difference_update(job["lane"] for job in claimed)
+                await settled(jobs, conn, [job["id"] for job in claimed])
 
     connections = [await asyncpg.connect(dsn) for _ in range(8)]
     try:

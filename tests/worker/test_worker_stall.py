@@ -113,7 +113,7 @@ async def test_a_worker_frozen_while_idle_goes_on_however_long_it_was(fleet: Fle
 
 
 async def test_a_worker_that_was_declared_dead_ends(fleet: Fleet, tq: TaskQ, jobs: JobTable) -> None:
-    worker = fleet.worker(env={"TASKQ_NOTIFY_POLL_INTERVAL": "60"})  # or it takes its own row back, and again
+    worker = fleet.worker(concurrency=1)  # with room for another it takes its own row back, and again
     handle = await tq.enqueue(basic.succeed, Work(seconds=60))
     await fleet.wait_for_executions(1)
     await jobs.conn.execute(f'update "{jobs.schema}".workers set dead_at = clock_timestamp()')

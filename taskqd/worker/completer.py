@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from itertools import chain, repeat
 from typing import Any
 from uuid import UUID
 
@@ -25,6 +26,7 @@ LINGER = 0.002
 BACKLOG = 8 * GROUP
 """Outcomes of either kind that may wait here; beyond it nothing of the kind is begun."""
 RETRIES = (0.05, 0.2, 0.8)
+"""Seconds before a settlement that failed is tried again; the last of them as often as the budget allows."""
 RETRY_BUDGET = 5.0
 FIRST_STRAGGLER_PAUSE, LONGEST_STRAGGLER_PAUSE = 0.05, 1.0
 
@@ -92,15 +94,22 @@ class Completer:
         self._limited_loop = BackgroundLoop(
             "completer-limited", self._step_limited, cadence=60.0, on_failure=_unexpected
         )
+        self._straggler_loop = BackgroundLoop(
+            "completer-stragglers", self._step_stragglers, cadence=60.0, on_failure=_unexpected
+        )
+
+    @property
+    def _loops(self) -> tuple[BackgroundLoop, ...]:
+        return (self._loop, self._limited_loop, self._straggler_loop)
 
     def start(self) -> None:
         """Start to settle."""
-        self._loop.start()
-        self._limited_loop.start()
+        for loop in self._loops:
+            loop.start()
 
     async def stop(self, timeout: float) -> None:
         """Let what is being settled finish within ``timeout`` seconds; see :meth:`flush`."""
-        await asyncio.gather(self._loop.stop(timeout), self._limited_loop.stop(timeout))
+        await asyncio.gather(*(loop.stop(timeout) for loop in self._loops))
 
     def submit(self, outcome: Outcome) -> None:
         """Take an outcome. The attempt's lease is renewed until it is settled."""
@@ -143,19 +152,19 @@ class Completer:
                 await asyncio.sleep(LINGER)
             await self._settle_group(self._waiting)
             self._last_write = time.monotonic()
-        await self._settle_stragglers()
-        if self._waiting:
-            return 0.0
         self._tell_empty()
-        return min((straggler.due - time.monotonic() for straggler in self._stragglers), default=None)
+        return 0.0 if self._waiting else None
 
     async def _step_limited(self) -> float | None:
         if self._limited:
             await self._settle_group(self._limited)
-            if self._stragglers:
-                self._loop.wake()
         self._tell_empty()
         return 0.0 if self._limited else None
+
+    async def _step_stragglers(self) -> float | None:
+        await self._settle_stragglers()
+        self._tell_empty()
+        return min((straggler.due - time.monotonic() for straggler in self._stragglers), default=None)
 
     def _tell_empty(self) -> None:
         if not (self._waiting or self._limited or self._writing or self._stragglers):
@@ -191,7 +200,7 @@ class Completer:
 
     async def _settle(self, kind: type[Outcome], outcomes: list[Outcome]) -> None:
         deadline = time.monotonic() + RETRY_BUDGET
-        for failures, pause in enumerate((*RETRIES, None)):
+        for failures, pause in enumerate(chain(RETRIES, repeat(RETRIES[-1]))):
             try:
                 async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
                     outcomes = await self._write(kind, outcomes, relays=failures == 0)
@@ -201,8 +210,11 @@ class Completer:
             except BAD_DATA as error:
                 await self._bisect(kind, outcomes, error)
                 return
+            except asyncpg.LockNotAvailableError:  # somebody holds a gate that one of them gives back
+                self._retry_alone(*outcomes)
+                return
             except Exception as error:
-                if pause is None or time.monotonic() + pause >= deadline:
+                if time.monotonic() + pause >= deadline:
                     self._disown(outcomes, error)
                     return
                 await asyncio.sleep(pause)
@@ -254,6 +266,8 @@ class Completer:
                 relay.records = await self._pool.fetch(
                     statement, *columns, *relay.arguments, timeout=self._command_timeout
                 )
+        except asyncpg.LockNotAvailableError:
+            raise  # of a gate that they give back; claims wait for none
         except asyncpg.PostgresError as error:
             _log.info("claim-refused", jobs=len(attempts), error=type(error).__name__)
             return None
@@ -292,7 +306,7 @@ class Completer:
             self._sql.settle_state, [attempt.job_id], [attempt.epoch], timeout=self._command_timeout
         )
         if state["held"]:
-            self._stragglers.append(_Straggler(outcome))
+            self._retry_alone(outcome)
         elif _is_replay(outcome, state):
             self._leases.discard(attempt)
             if state["same_epoch"]:  # it ended the job, and the answer that would have counted it was lost
@@ -301,6 +315,10 @@ class Completer:
                 self._on_ended(outcome, state["status"])
         else:
             self.drop(outcome)
+
+    def _retry_alone(self, *outcomes: Outcome) -> None:
+        self._stragglers.extend(map(_Straggler, outcomes))
+        self._straggler_loop.wake()
 
     async def _settle_stragglers(self) -> None:
         due = [straggler for straggler in self._stragglers if straggler.due <= time.monotonic()]

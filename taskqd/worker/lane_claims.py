@@ -19,6 +19,8 @@ from taskqd.worker.slots import Slots
 
 NO_CLAIM = (None,) * 5
 """The arguments of a settlement that carries no claim."""
+TURN_TIMEOUT = 0.1
+"""Seconds that a claim waits for one under way; what nothing limits is claimed after it, and must not wait for long."""
 
 
 class Relay:
@@ -27,14 +29,12 @@ class Relay:
     ``arguments`` are those of ``settle_succeeded`` for it.
     """
 
-    __slots__ = ("arguments", "left_some", "records")
+    __slots__ = ("arguments", "records")
 
     def __init__(self, arguments: tuple[Any, ...] = NO_CLAIM) -> None:
         self.arguments = arguments
         self.records: Sequence[Any] = ()
         """What the settlement answered."""
-        self.left_some = False
-        """True once it claimed, and left something that may be claimed at once."""
 
     @property
     def carries(self) -> bool:
@@ -73,8 +73,15 @@ class LaneClaims:
         """Rows claimed since the start."""
 
     async def claim(self, room: int, units: Iterable[Unit], rules: Rules) -> int:
-        """Claim up to ``room`` rows of ``units`` into the local queue and return how many it was."""
-        async with self._turn:
+        """Claim up to ``room`` rows of ``units`` into the local queue and return how many it was; none while a
+        settlement that carries a claim is held up."""
+        try:
+            async with asyncio.timeout(TURN_TIMEOUT):
+                await self._turn.acquire()
+        except TimeoutError:
+            self.left_some = True
+            return 0
+        try:
             self.lanes.freed = 0
             units = [unit for unit in units if unit.try_at <= time.monotonic() and unit.route not in rules.paused]
             if not units:
@@ -86,9 +93,9 @@ class LaneClaims:
             except (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError):
                 self.lanes.contended(units)
                 return 0
-            got, left_some = self._take(units, map(tuple, records))
-            self.left_some |= left_some
-            return got
+            return self._take(units, map(tuple, records))
+        finally:
+            self._turn.release()
 
     @asynccontextmanager
     async def relay(self, attempts: Sequence[Attempt], rules: Rules) -> AsyncIterator[Relay]:
@@ -107,7 +114,7 @@ class LaneClaims:
             except BaseException:
                 self.lanes.contended(units)
                 raise
-            _, relay.left_some = self._take(units, (tuple(record)[1:] for record in relay.records))
+            self._take(units, (tuple(record)[1:] for record in relay.records))
 
     async def wait(self, timeout: float) -> None:
         """Wait until the claim under way has ended, for ``timeout`` seconds at most."""
@@ -118,14 +125,13 @@ class LaneClaims:
     def _arguments(self, room: int, units: Sequence[Unit], rules: Rules) -> tuple[Any, ...]:
         return (room, self._worker_id, self._lock_lease, rules.plain, self.lanes.requests(units))
 
-    def _take(self, units: Sequence[Unit], rows: Iterable[tuple[Any, ...]]) -> tuple[int, bool]:
+    def _take(self, units: Sequence[Unit], rows: Iterable[tuple[Any, ...]]) -> int:
         taken: list[list[Attempt]] = [[] for _ in units]
-        left_some = False
         for number, note, lane, job_id, epoch, actor, payload, tried, route, _, scheduled_at, *rest in rows:
             if number is None:
                 continue  # a settlement that carried nothing, or applied to nothing
             if job_id is None:
-                left_some |= self.lanes.noted(units[number], note, lane, taken[number])
+                self.left_some |= self.lanes.noted(units[number], note, lane, taken[number])
                 continue
             attempt = Attempt(job_id, epoch, self._registry[actor], payload, tried, route, scheduled_at, *rest)
             attempt.lane = lane
@@ -139,7 +145,7 @@ class LaneClaims:
             self._slots.put(attempts, first=unit.kind != "fair" or bool(unit.gates))
         got = sum(map(len, taken))
         self.claimed += got
-        return got, left_some
+        return got
 
 
 def _in_turns(attempts: Sequence[Attempt]) -> list[Attempt]:

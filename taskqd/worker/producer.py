@@ -10,6 +10,8 @@ from itertools import groupby
 from typing import Any
 from uuid import UUID
 
+import asyncpg
+
 from taskqd.actors.registry import Registry
 from taskqd.domain.background import BackgroundLoop, FailureHook
 from taskqd.storage.statements import load
@@ -87,7 +89,7 @@ class Producer:
         self._drained = False
         self._was_drained = False
         """Woken after a look found nothing left."""
-        self._found_at = self._warm_until = float("-inf")
+        self._found_at = self._warm_until = self._woken_at = float("-inf")
         self.polls = 0
         """Steps that began since the start: each time this loop looked whether to claim."""
         self.poll_interval = poll_interval
@@ -115,7 +117,9 @@ class Producer:
         return self._claimed + self._lane_claims.claimed
 
     def woken(self) -> None:
-        """There may be new work: look from the beginning, now where nothing was left, else as soon as that is cheap."""
+        """There may be new work, or a rule that lets some begin: look from the beginning, now where nothing was left,
+        else as soon as that is cheap."""
+        self._woken_at = time.monotonic()
         if self._drained:
             self._was_drained, self._drained = True, False
             self._floors.want_rescan()
@@ -148,8 +152,6 @@ class Producer:
             return
         async with self._lane_claims.relay(attempts, self._rules) as relay:
             yield relay
-        if relay.left_some:
-            self.loop.wake()
 
     async def _step(self) -> float | None:
         self.polls += 1
@@ -162,7 +164,7 @@ class Producer:
         if room == 0:
             # The local queue is full of what nothing limits: what was given back is still taken up at once.
             return 0.0 if await self._take_freed() else self._pause()
-        glances = self._drained and self._warm and not self._floors.rescan_due
+        glances = self._drained and self._warm and not self._floors.rescan_due and self._rules_due_in > 0
         if self._drained and not glances:  # nobody woke us: the poll interval has passed
             self._floors.want_rescan()
         from_beginning = self._floors.rescan_due
@@ -177,7 +179,7 @@ class Producer:
             self._claiming = self._was_drained = False
         self._found(got)
         if glances and got < room:
-            return self._pause()
+            return min(self._pause(), self._rules_due_in)
         self._drained = got < room and from_beginning and not self._lane_claims.left_some
         if not self._drained:
             if got < room:
@@ -187,7 +189,7 @@ class Producer:
             self._drained = False
             self._floors.want_rescan()
             return 0.0
-        return self._pause()
+        return min(self._pause(), self._rules_due_in)
 
     async def _step_freed(self) -> None:
         """Take up what was given back while a claim is under way, of what nothing limits for the most part."""
@@ -202,7 +204,10 @@ class Producer:
 
     async def _maintain(self) -> bool:
         """A little maintenance, so that a fleet without a scheduler still moves; True when it made work claimable."""
-        done = await self._pool.fetchrow(self._sql.micro_maintenance, timeout=self._command_timeout)
+        try:
+            done = await self._pool.fetchrow(self._sql.micro_maintenance, timeout=self._command_timeout)
+        except asyncpg.LockNotAvailableError:
+            return False  # somebody holds a gate that a dead worker's job gives back
         return bool(done["reaped"] or done["promoted"])
 
     def _pause(self) -> float:
@@ -254,13 +259,18 @@ class Producer:
                 got += await self._claim_plain(room - got, parts)
         if rescan:
             self._floors.rescanned(time.monotonic() - began)
-        if self._rules_age >= FRESH:
-            await self._read_rules()
+        if self._rules_age >= FRESH and await self._read_rules():
+            self._lane_claims.left_some = True
         return got
 
     @property
     def _rules_age(self) -> float:
         return time.monotonic() - self._rules_read
+
+    @property
+    def _rules_due_in(self) -> float:
+        """Seconds until they are read again because somebody woke us since, who may have changed them."""
+        return float("inf") if self._rules_read >= self._woken_at else FRESH - self._rules_age
 
     async def _read_rules(self) -> bool:
         """Read them; True, and a look is due, where they have changed."""

@@ -295,12 +295,13 @@ async def test_so_is_a_message_that_is_not_unicode(harness: Harness) -> None:
 # -- infrastructure ---------------------------------------------------------------------------------
 
 
-async def test_a_short_outage_is_waited_out(by_proxy: Harness, proxy: Proxy) -> None:
+@pytest.mark.parametrize("seconds", [0.3, 3.0])
+async def test_a_short_outage_is_waited_out(by_proxy: Harness, proxy: Proxy, seconds: float) -> None:
     attempts = await by_proxy.attempts(10)
     proxy.cut()
     for attempt in attempts:
         by_proxy.completer.submit(good(attempt))
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(seconds)
     proxy.restore()
     assert await by_proxy.completer.flush(10)
     assert (by_proxy.completer.succeeded, by_proxy.completer.disowned, by_proxy.completer.lost) == (10, 0, 0)

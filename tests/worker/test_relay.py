@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from taskqd.domain.ids import new_uuid
 from taskqd.worker.attempt import Attempt
-from taskqd.worker.completer import Completer
+from taskqd.worker.completer import RETRY_BUDGET, Completer
 from taskqd.worker.outcome import Succeeded
 from tests.jobs import JobTable
 from tests.support import eventually
@@ -167,8 +168,16 @@ async def test_what_is_claimed_as_the_worker_stops_is_there_to_be_given_back(
             attempt = await chain.slots.get()
             assert attempt is not None
             chain.slots.finished(0.001)
+            await jobs.conn.execute(
+                f"""
+                create function "{schema}".wait() returns trigger language plpgsql as $$
+                begin perform pg_advisory_xact_lock_shared(4711); return new; end $$;
+                create trigger wait before update on "{schema}".jobs for each row
+                    when (old.status = 'pending' and new.id = '{second}') execute function "{schema}".wait();
+                """
+            )
             async with other.transaction():
-                await other.execute(f'select from "{schema}".gates for update')
+                await other.execute("select pg_advisory_xact_lock(4711)")
                 chain.completer.submit(Succeeded(attempt, 0.001, None))
                 await eventually(lambda: _waits_for(jobs, other))
                 stopping = asyncio.ensure_future(chain.producer.stop(30))
@@ -179,6 +188,42 @@ async def test_what_is_claimed_as_the_worker_stops_is_there_to_be_given_back(
     finally:
         await other.close()
         await chain.completer.stop(1)
+
+
+async def test_a_gate_that_somebody_holds_delays_only_those_who_go_through_it(
+    jobs: JobTable, pool: Any, schema: str, dsn: str
+) -> None:
+    await jobs.store_actor("succeed", max_concurrent=1)
+    await jobs.plant(1, **IN_LANE)
+    other = await asyncpg.connect(dsn, timeout=30)
+    chain = Chain(pool, schema)
+    chain.completer.start()
+    try:
+        async with chain.harness, asyncio.timeout(60):
+            held = await chain.slots.get()
+            assert held is not None
+            running = asyncio.ensure_future(chain.run())
+            async with other.transaction():
+                await other.execute(f'select from "{schema}".gates for update')
+                chain.slots.finished(0.001)
+                chain.completer.submit(Succeeded(held, 0.001, None))
+                began = time.monotonic()
+                while time.monotonic() < began + RETRY_BUDGET + 1:
+                    before = chain.completer.succeeded
+                    await jobs.plant(3, actor="'plain'")
+                    chain.producer.woken()
+                    await eventually(lambda wanted=before + 3: chain.completer.succeeded == wanted, 2.5)
+                assert (await jobs.row(held.job_id))["status"] == "running"
+            total = chain.completer.succeeded + 1
+            await eventually(lambda: chain.completer.succeeded == total)
+            assert (await jobs.row(held.job_id))["status"] == "succeeded"
+            assert (chain.completer.disowned, chain.completer.lost) == (0, 0)
+            assert await jobs.held() == {"a:succeed": 0}
+        await running
+    finally:
+        await other.close()
+        await chain.completer.stop(1)
+    assert chain.harness.errors == []
 
 
 async def _waits_for(jobs: JobTable, other: asyncpg.Connection) -> bool:

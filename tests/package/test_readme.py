@@ -112,7 +112,7 @@ def test_the_commands_of_the_readme_exist() -> None:
 def test_the_quick_start_works(dsn: str, schema: str, short_dir: Path) -> None:
     write_files(QUICKSTART, short_dir)
     commands = commands_of(QUICKSTART, "taskqd check") + commands_of(QUICKSTART, "python orders.py")
-    look = commands_of(QUICKSTART, "health ready")
+    look = commands_of(QUICKSTART, "taskqd status")
     (short_dir / "report.py").write_text(PRINT_REPORT)
     environment = {"TASKQ_PG_DSN": dsn, "TASKQ_SCHEMA_NAME": schema}
     output = run(f"{commands}{look}python report.py{_END_GROUP}", short_dir, **environment)

@@ -89,13 +89,7 @@ def start_postgres(data: Path) -> str:
 
 def forget_killed_postgres(pid_file: Path) -> None:
     """Remove what a killed server left, which would be taken for a running one while its process is a zombie."""
-    if not pid_file.exists():
-        return
-    try:
-        gone = psutil.Process(int(pid_file.read_text().split()[0])).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        gone = True
-    if gone:
+    if pid_file.exists() and not runs(int(pid_file.read_text().split()[0])):
         pid_file.unlink()
 
 
@@ -103,7 +97,15 @@ def forget_killed_users(list_file: Path) -> None:
     """Remove processes that were killed from the list of those for whose sake Postgres is left running."""
     with contextlib.suppress(FileNotFoundError, ValueError):
         users = json.loads(list_file.read_text())
-        list_file.write_text(json.dumps([pid for pid in users if psutil.pid_exists(pid)]))
+        list_file.write_text(json.dumps([pid for pid in users if runs(pid)]))
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there, and no zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def taskqd(arguments: list[str], environment: dict[str, str]) -> None:

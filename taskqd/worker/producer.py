@@ -164,7 +164,9 @@ class Producer:
         if room == 0:
             # The local queue is full of what nothing limits: what was given back is still taken up at once.
             return 0.0 if await self._take_freed() else self._pause()
-        glances = self._drained and self._warm and not self._floors.rescan_due and self._rules_due_in > 0
+        if self._drained and self._rules_due_in <= 0 and not await self._read_rules():
+            return max(0.0, self._pause() - FRESH)
+        glances = self._drained and self._warm and not self._floors.rescan_due
         if self._drained and not glances:  # nobody woke us: the poll interval has passed
             self._floors.want_rescan()
         from_beginning = self._floors.rescan_due

@@ -89,7 +89,7 @@ class Producer:
         self._drained = False
         self._was_drained = False
         """Woken after a look found nothing left."""
-        self._found_at = self._warm_until = self._woken_at = float("-inf")
+        self._found_at = self._warm_until = float("-inf")
         self.polls = 0
         """Steps that began since the start: each time this loop looked whether to claim."""
         self.poll_interval = poll_interval
@@ -117,9 +117,7 @@ class Producer:
         return self._claimed + self._lane_claims.claimed
 
     def woken(self) -> None:
-        """There may be new work, or a rule that lets some begin: look from the beginning, now where nothing was left,
-        else as soon as that is cheap."""
-        self._woken_at = time.monotonic()
+        """There may be new work: look from the beginning, now where nothing was left, else as soon as that is cheap."""
         if self._drained:
             self._was_drained, self._drained = True, False
             self._floors.want_rescan()
@@ -164,8 +162,6 @@ class Producer:
         if room == 0:
             # The local queue is full of what nothing limits: what was given back is still taken up at once.
             return 0.0 if await self._take_freed() else self._pause()
-        if self._drained and self._rules_due_in <= 0 and not await self._read_rules():
-            return max(0.0, self._pause() - FRESH)
         glances = self._drained and self._warm and not self._floors.rescan_due
         if self._drained and not glances:  # nobody woke us: the poll interval has passed
             self._floors.want_rescan()
@@ -181,7 +177,7 @@ class Producer:
             self._claiming = self._was_drained = False
         self._found(got)
         if glances and got < room:
-            return min(self._pause(), self._rules_due_in)
+            return self._pause()
         self._drained = got < room and from_beginning and not self._lane_claims.left_some
         if not self._drained:
             if got < room:
@@ -191,7 +187,7 @@ class Producer:
             self._drained = False
             self._floors.want_rescan()
             return 0.0
-        return min(self._pause(), self._rules_due_in)
+        return self._pause()
 
     async def _step_freed(self) -> None:
         """Take up what was given back while a claim is under way, of what nothing limits for the most part."""
@@ -268,11 +264,6 @@ class Producer:
     @property
     def _rules_age(self) -> float:
         return time.monotonic() - self._rules_read
-
-    @property
-    def _rules_due_in(self) -> float:
-        """Seconds until they are read again because somebody woke us since, who may have changed them."""
-        return float("inf") if self._rules_read >= self._woken_at else FRESH - self._rules_age
 
     async def _read_rules(self) -> bool:
         """Read them; True, and a look is due, where they have changed."""

@@ -14,7 +14,6 @@ from taskqd.storage.connect import create_pool
 from taskqd.worker.attempt import Attempt, Leases
 from taskqd.worker.floors import RESCAN_MAX, RESCAN_MIN
 from taskqd.worker.producer import Producer
-from taskqd.worker.rules import MAX_AGE
 from taskqd.worker.slots import Slots
 from tests.jobs import JobTable
 from tests.postgres import Server
@@ -112,22 +111,6 @@ async def test_a_wake_up_is_answered_at_once_and_never_lost(jobs: JobTable, pool
             await jobs.plant()
             harness.producer.woken()  # at any moment of the claim that the last one caused
             await eventually(lambda count=round_: len(harness.taken) > count, 10)
-    await taker
-    assert harness.errors == []
-
-
-async def test_a_queue_that_is_resumed_is_claimed_from_soon(jobs: JobTable, pool: Any, schema: str) -> None:
-    await jobs.conn.execute(f"insert into \"{schema}\".queues (name, paused_at) values ('default', now())")
-    async with Harness(pool, schema, ["default"]) as harness:
-        taker = asyncio.ensure_future(harness.take(0.0))
-        await eventually(lambda: harness.producer.polls > 0)
-        await jobs.plant()
-        harness.producer.woken()
-        await asyncio.sleep(0.2)
-        assert harness.taken == []
-        await jobs.conn.execute(f'update "{schema}".queues set paused_at = null')
-        harness.producer.woken()  # which finds it paused still: what it knows of the rules is not old yet
-        await eventually(lambda: len(harness.taken) == 1, 2 * MAX_AGE)
     await taker
     assert harness.errors == []
 

@@ -141,7 +141,7 @@ async def test_an_async_actor_past_its_time_is_cancelled(fleet: Fleet, tq: TaskQ
 
 
 async def test_a_plain_actor_past_its_time_is_recorded_then_and_keeps_its_slot(fleet: Fleet, tq: TaskQ) -> None:
-    patient = {"TASKQ_CLEANUP_GRACE_PERIOD": "30", "TASKQ_LOCK_LEASE": "60"}  # or it makes way for one with a free slot
+    patient = {"TASKQ_CLEANUP_GRACE_PERIOD": "10", "TASKQ_LOCK_LEASE": "20"}  # or it makes way for one with a free slot
     fleet.worker(concurrency=1, env=patient)
     late = await tq.enqueue(basic.slow_plain, Work(seconds=2.0))
     row = await failure(late)

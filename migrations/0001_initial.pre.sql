@@ -513,7 +513,7 @@ create trigger set_gate after insert or update on {schema}.queues
 -- Gives back what jobs held that no longer run: one entry of `gates` a job and gate. Locks gates in id order. Claims and
 -- settlements hold one for milliseconds; who holds it for longer is not waited for, or all others would wait behind it.
 create function {schema}.free_gates(gates integer[]) returns void
-language plpgsql volatile set lock_timeout = '250ms' as $$
+language plpgsql volatile set lock_timeout = '1s' as $$
 begin
     perform from {schema}.gates g where g.id = any(gates) order by g.id for no key update;
     update {schema}.gates g set held = greatest(0, g.held - given.jobs)

@@ -256,7 +256,7 @@ from locked l where j.id = any(array[l.id])
 -- jobs: no index predicate is repeated, so no statistics can turn this into a walk over the running index. The lateral
 -- lock and the join by ctid leave the planner one way. A row that somebody renewed since this statement began is
 -- missed, and still this attempt's. What it gave back is claimed again in the same transaction, where $5 to $9 are the
--- arguments of `claim_lanes`, which answers after it and waits for no lock that somebody else could hold longer.
+-- arguments of `claim_lanes`, which runs after it and waits for no gate. Giving back waits for one, a second at most.
 with given as materialized (
     select * from unnest($1::uuid[], $2::int[], $3::float8[], $4::text[]) as g(id, epoch, run_seconds, result)
 ), locked as materialized (
